@@ -1,0 +1,4 @@
+//! Cost facts and the CPU reference of every op, and the CUDA C++ sources. No FFI.
+
+pub mod cost;
+pub mod reference;

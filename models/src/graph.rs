@@ -1,0 +1,259 @@
+//! The dataflow graph of one forward pass, in single static assignment: every tensor has one producer.
+//!
+//! The same type holds the unsharded graph (every layout replicated, one rank) and the sharded one (layouts say how each tensor is
+//! spread, collectives are nodes). A sharded graph is one program for all ranks of a stage.
+
+use crate::deployment::{Axis, Deployment};
+use crate::dim::{Dim, Layout, Placement};
+use crate::dtype::DType;
+use crate::ids::{IdVec, NodeId, RankId, TensorId};
+use crate::op::Op;
+use crate::step::{LogitsRows, Step, chunk};
+use crate::weight::WeightRef;
+use petgraph::graph::{DiGraph, NodeIndex};
+use serde::Serialize;
+use std::ops::Range;
+
+/// What a tensor is.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TensorKind {
+    /// Computed by a node.
+    Activation,
+    /// Token ids of the step, `i32[T]`.
+    TokenIds,
+    /// Position of each new token in its sequence, `i32[T]`.
+    Positions,
+    /// A weight.
+    Weight(WeightRef),
+    /// KV cache of a layer before this step; a node that appends to it returns the same storage.
+    Cache {
+        /// The layer.
+        layer: u16,
+    },
+    /// The cache after an append: a new value in the storage of `of`.
+    CacheUpdate {
+        /// The tensor whose storage it shares.
+        of: TensorId,
+    },
+}
+
+/// A tensor: global shape, element type, layout.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tensor {
+    /// Name, unique in the graph, for people and traces (`layers.3.attn.q`).
+    pub name: String,
+    /// What it is.
+    pub kind: TensorKind,
+    /// Global shape.
+    pub shape: Vec<Dim>,
+    /// Element type (of the dequantized value, for weights).
+    pub dtype: DType,
+    /// How it is spread over the ranks of its stage.
+    pub layout: Layout,
+    /// The node that computes it.
+    pub producer: Option<NodeId>,
+}
+
+/// One operation applied to tensors.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Node {
+    /// The operation.
+    pub op: Op,
+    /// Operands, in the order of the op's doc.
+    pub inputs: Vec<TensorId>,
+    /// Results, in the order of the op's doc.
+    pub outputs: Vec<TensorId>,
+    /// Decoder layer, for people and breakdowns.
+    pub layer: Option<u16>,
+    /// Pipeline stage ([`Op::SendRecv`]: the receiving one).
+    pub stage: u16,
+}
+
+/// A graph of one forward pass.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Graph {
+    /// What the pass computes.
+    pub step: Step,
+    /// How it is spread.
+    pub deployment: Deployment,
+    /// All tensors, in creation order.
+    pub tensors: IdVec<TensorId, Tensor>,
+    /// All nodes, in creation order, which is a topological order.
+    pub nodes: IdVec<NodeId, Node>,
+    /// Named results: `logits`, `next_ids`, `hidden.N`, `router.L.experts`, `router.L.weights`.
+    pub outputs: Vec<(String, TensorId)>,
+}
+
+impl Graph {
+    /// A graph without nodes.
+    pub fn new(step: Step, deployment: Deployment) -> Self {
+        Self { step, deployment, tensors: IdVec::new(), nodes: IdVec::new(), outputs: Vec::new() }
+    }
+    /// Adds a tensor that no node computes (input, weight, cache).
+    pub fn add_source(&mut self, name: impl Into<String>, kind: TensorKind, shape: Vec<Dim>, dtype: DType) -> TensorId {
+        self.tensors.push(Tensor { name: name.into(), kind, shape, dtype, layout: Layout::replicated(), producer: None })
+    }
+    /// Adds a node and its result tensors (name, shape, element type, layout).
+    pub fn add_node(&mut self, op: Op, layer: Option<u16>, stage: u16, inputs: Vec<TensorId>, results: Vec<NewTensor>) -> Vec<TensorId> {
+        let node = self.nodes.push(Node { op, inputs, outputs: Vec::new(), layer, stage });
+        let outputs: Vec<TensorId> = results
+            .into_iter()
+            .map(|r| {
+                self.tensors.push(Tensor {
+                    name: r.name,
+                    kind: r.kind,
+                    shape: r.shape,
+                    dtype: r.dtype,
+                    layout: r.layout,
+                    producer: Some(node),
+                })
+            })
+            .collect();
+        self.nodes[node].outputs.clone_from(&outputs);
+        outputs
+    }
+    /// The named result.
+    pub fn output(&self, name: &str) -> Option<TensorId> {
+        self.outputs.iter().find(|(n, _)| n == name).map(|(_, t)| *t)
+    }
+    /// Producer-to-consumer edges as a petgraph graph; node weights are [`NodeId`]s, added in id order.
+    pub fn dataflow(&self) -> DiGraph<NodeId, TensorId> {
+        let mut dag = DiGraph::with_capacity(self.nodes.len(), self.nodes.len() * 2);
+        for id in self.nodes.ids() {
+            dag.add_node(id);
+        }
+        for (id, node) in self.nodes.iter() {
+            for &input in &node.inputs {
+                if let Some(producer) = self.tensors[input].producer {
+                    dag.add_edge(NodeIndex::new(producer.0 as usize), NodeIndex::new(id.0 as usize), input);
+                }
+            }
+        }
+        dag
+    }
+    /// The tensor whose storage `tensor` lives in (caches are updated in place).
+    pub fn storage(&self, mut tensor: TensorId) -> TensorId {
+        while let TensorKind::CacheUpdate { of } = self.tensors[tensor].kind {
+            tensor = of;
+        }
+        tensor
+    }
+    /// The index range that `rank` holds of every dimension of a tensor (in units of rows or elements; packed
+    /// dimensions give the local element count from 0, since their slices are not contiguous: see [`crate::Segment::part`]).
+    ///
+    /// Errors name the tensor and the dimension that cannot be cut.
+    pub fn local_shape(&self, tensor: TensorId, rank: RankId) -> Result<Vec<Range<u64>>, SplitError> {
+        let t = &self.tensors[tensor];
+        t.shape.iter().enumerate().map(|(i, dim)| self.local_dim(t, i as u8, dim, rank)).collect()
+    }
+    /// The number of elements along every dimension that `rank` holds of a tensor.
+    pub fn local_sizes(&self, tensor: TensorId, rank: RankId) -> Result<Vec<u64>, SplitError> {
+        Ok(self.local_shape(tensor, rank)?.into_iter().map(|r| r.end - r.start).collect())
+    }
+    fn local_dim(&self, t: &Tensor, index: u8, dim: &Dim, rank: RankId) -> Result<Range<u64>, SplitError> {
+        let axes: Vec<Axis> = t.layout.entries().iter().filter(|(_, p)| *p == Placement::Shard(index)).map(|(a, _)| *a).collect();
+        let d = &self.deployment;
+        let fail = |size: u64, axis: Axis| SplitError { tensor: t.name.clone(), dim: index, size, axis, parts: d.axis_size(axis) };
+        let axis = axes.first().copied();
+        let (part, parts) = axis.map_or((0, 1), |a| (d.axis_index(a, rank), d.axis_size(a)));
+        match dim {
+            Dim::Tokens | Dim::LogitsRows | Dim::KvRows => Ok(self.local_rows(dim, &axes, rank)),
+            Dim::Received => Ok(0..self.received_slots(rank) * u64::from(d.axis_size(Axis::Ep))),
+            Dim::Fixed(n) if parts == 1 => Ok(0..*n),
+            Dim::Fixed(n) if n.is_multiple_of(u64::from(parts)) => {
+                let size = n / u64::from(parts);
+                Ok(size * u64::from(part)..size * u64::from(part + 1))
+            }
+            Dim::Fixed(n) => Err(fail(*n, axis.expect("parts > 1"))),
+            Dim::Vocab(n) => Ok(chunk(*n, part, parts)),
+            Dim::Experts(n) => {
+                let slots = d.placement.as_ref().map_or(*n, |p| p.physical_to_logical.len() as u64);
+                if !slots.is_multiple_of(u64::from(parts)) {
+                    return Err(fail(slots, axis.expect("parts > 1")));
+                }
+                let size = slots / u64::from(parts);
+                Ok(size * u64::from(part)..size * u64::from(part + 1))
+            }
+            Dim::Packed(segments) => {
+                let mut local = 0;
+                for s in segments {
+                    let units = s.part(part, parts).ok_or_else(|| fail(u64::from(s.units), axis.expect("parts > 1")))?;
+                    local += u64::from(units.end - units.start) * u64::from(s.width);
+                }
+                Ok(0..local)
+            }
+        }
+    }
+    /// Rows in replica-wide numbering: whole sequences over attn_dp, equal chunks of what is left over any other axis.
+    fn local_rows(&self, dim: &Dim, axes: &[Axis], rank: RankId) -> Range<u64> {
+        let d = &self.deployment;
+        let replica = d.replica_sequences(&self.step, rank);
+        let sequences = if axes.contains(&Axis::AttnDp) { d.attention_sequences(&self.step, rank) } else { replica.clone() };
+        let rows_of = |r: Range<usize>| -> u64 {
+            let part = self.step.slice(r);
+            match (dim, self.step.logits) {
+                (Dim::KvRows, _) => part.kv_rows(),
+                (Dim::LogitsRows, LogitsRows::Last) => part.logits_rows(),
+                _ => part.tokens(),
+            }
+        };
+        let start = rows_of(replica.start..sequences.start);
+        let rows = rows_of(sequences);
+        match axes.iter().find(|a| **a != Axis::AttnDp) {
+            None => start..start + rows,
+            Some(&a) => {
+                let c = chunk(rows, d.axis_index(a, rank), d.axis_size(a));
+                start + c.start..start + c.end
+            }
+        }
+    }
+    /// Slots each source rank has in a dispatch buffer: the most rows any rank of the group may send.
+    pub fn received_slots(&self, rank: RankId) -> u64 {
+        let d = &self.deployment;
+        let axes: &[Axis] = if d.dp_attention > 1 { &[Axis::AttnDp, Axis::AttnTp] } else { &[Axis::Tp] };
+        let rows = |r: RankId| {
+            let r = self.local_rows(&Dim::Tokens, axes, r);
+            r.end - r.start
+        };
+        d.group(Axis::Ep, rank).into_iter().map(rows).max().unwrap_or(0)
+    }
+}
+
+/// A result tensor to be created with its node.
+#[derive(Clone, Debug)]
+pub struct NewTensor {
+    /// Name.
+    pub name: String,
+    /// What it is ([`TensorKind::Activation`] or [`TensorKind::CacheUpdate`]).
+    pub kind: TensorKind,
+    /// Global shape.
+    pub shape: Vec<Dim>,
+    /// Element type.
+    pub dtype: DType,
+    /// Layout.
+    pub layout: Layout,
+}
+
+impl NewTensor {
+    /// A replicated activation.
+    pub fn activation(name: impl Into<String>, shape: Vec<Dim>, dtype: DType) -> Self {
+        Self { name: name.into(), kind: TensorKind::Activation, shape, dtype, layout: Layout::replicated() }
+    }
+}
+
+/// A dimension that a deployment cannot cut.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{tensor}: dimension {dim} has {size} units, which {} ranks of axis {} cannot share equally", .parts, .axis.name())]
+pub struct SplitError {
+    /// The tensor.
+    pub tensor: String,
+    /// The dimension.
+    pub dim: u8,
+    /// Units to share.
+    pub size: u64,
+    /// Axis that cuts.
+    pub axis: Axis,
+    /// Ranks on it.
+    pub parts: u32,
+}

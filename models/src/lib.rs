@@ -1,0 +1,25 @@
+//! What an MoE model computes, and on what split.
+//!
+//! `config.json` becomes a [`ModelSpec`]; a spec and a [`Step`] become a [`Graph`] of one forward pass;
+//! a [`Deployment`] turns that graph into the sharded graph every rank runs (single program, many ranks).
+//! Nothing here knows about GPUs, time or files other than the configuration.
+
+pub mod deployment;
+pub mod dim;
+pub mod dtype;
+pub mod graph;
+pub mod ids;
+pub mod op;
+pub mod spec;
+pub mod step;
+pub mod weight;
+
+pub use deployment::{AllToAll, Axis, Deployment, ExpertPlacement};
+pub use dim::{Dim, Layout, Placement, Segment};
+pub use dtype::{DType, WeightFormat};
+pub use graph::{Graph, Node, Tensor, TensorKind};
+pub use ids::{IdVec, NodeId, RankId, TensorId};
+pub use op::{Op, OpClass};
+pub use spec::ModelSpec;
+pub use step::{LogitsRows, Phase, Sequence, Step};
+pub use weight::{WeightRef, WeightRole};

@@ -1,0 +1,1 @@
+//! A machine that obeys a program in virtual time.
