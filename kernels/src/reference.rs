@@ -28,8 +28,12 @@ pub struct LocalContext<'a> {
     pub vocab_start: usize,
     /// Whether this rank adds the bias of a row-parallel projection.
     pub adds_bias: bool,
-    /// Local slot of each logical expert for token row `i`: see the runtime's placement.
-    pub expert_slots: &'a [Vec<(u32, u32)>],
+    /// First expert slot held here (ids in `Experts` are global).
+    pub expert_start: usize,
+    /// Replica-wide index of the first token row held here.
+    pub first_token: usize,
+    /// Slots of each logical expert ([`Op::PlaceExperts`]); empty where the deployment has no placement.
+    pub expert_slots: &'a [Vec<u32>],
 }
 
 /// One sequence's rows in a step and its place in the cache.

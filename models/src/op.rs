@@ -121,6 +121,9 @@ pub enum Op {
         /// Experts a token goes to.
         topk: u32,
     },
+    /// `(ids[T, k]) -> slots[T, k]`: physical slot of each chosen expert under the deployment's placement; an expert with several slots
+    /// uses number `token index % slots`. Only present where the deployment has a placement; later ops then speak of slots.
+    PlaceExperts,
     /// `(x[T, H], ids[T, k], weights[T, k], gate_up[E, gate | up, H], down[E, H, I][, gate_up_bias, down_bias]) -> y[T, H]`:
     /// the weighted sum over the token's experts that this rank holds (partial over ep and moe_tp where they cut).
     /// A down bias is added by the first rank of moe_tp only. An id of -1 is no expert.
@@ -303,7 +306,7 @@ impl Op {
             | Op::MlaPrefill { .. }
             | Op::LinearAttention { .. }
             | Op::SparseIndex { .. } => OpClass::AttentionCore,
-            Op::Route { .. } => OpClass::Router,
+            Op::Route { .. } | Op::PlaceExperts => OpClass::Router,
             Op::Experts { .. } => OpClass::Experts,
             Op::Dispatch | Op::Combine => OpClass::AllToAll,
             Op::SelectRows | Op::Argmax => OpClass::Head,
