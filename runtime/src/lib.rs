@@ -1,7 +1,9 @@
 //! How a graph becomes per-rank commands, and who obeys them.
 
+pub mod ledger;
 pub mod lower;
 pub mod program;
+pub mod reference;
 pub mod verify;
 
 pub use lower::{LowerOptions, lower};
