@@ -4,6 +4,7 @@ pub mod ledger;
 pub mod lower;
 pub mod program;
 pub mod reference;
+pub mod session;
 pub mod verify;
 
 pub use lower::{LowerOptions, lower};
