@@ -90,19 +90,18 @@ impl Checkpoint {
     }
     /// The tensor of this name.
     pub fn get(&self, name: &str) -> Option<StoredTensor<'_>> {
-        self.position(name).map(|i| self.view(&self.entries.list[i]))
+        self.locate(name).map(|(_, tensor)| tensor)
+    }
+    /// The tensor of this name and its position in [`Checkpoint::tensors`].
+    pub(crate) fn locate(&self, name: &str) -> Option<(usize, StoredTensor<'_>)> {
+        self.position(name).map(|i| (i, self.view(&self.entries.list[i])))
     }
     /// Whether there is a tensor of this name.
     pub fn contains(&self, name: &str) -> bool {
         self.position(name).is_some()
     }
-    /// Position of a name in [`Checkpoint::tensors`].
-    pub(crate) fn position(&self, name: &str) -> Option<usize> {
+    fn position(&self, name: &str) -> Option<usize> {
         self.entries.list.binary_search_by(|e| (*e.name).cmp(name)).ok()
-    }
-    /// Position of the first name that is not below `name`.
-    pub(crate) fn lower_bound(&self, name: &str) -> usize {
-        self.entries.list.partition_point(|e| &*e.name < name)
     }
     fn view<'c>(&'c self, entry: &'c Entry) -> StoredTensor<'c> {
         let whole: &[u8] = match &self.shards[entry.shard as usize].bytes {

@@ -85,22 +85,14 @@ impl<'s> Naming<'s> {
             }
         });
         let block = format!("{layer}{}.", naming.moe);
-        naming.router = pick(&[naming.router, "gate", "router"], |r| has(&format!("{block}{r}.weight")));
-        naming.correction = pick(&[naming.correction, "gate.", ""], |c| has(&format!("{block}{c}e_score_correction_bias")));
+        naming.router = *pick(&[naming.router, "gate", "router"], |r| has(&format!("{block}{r}.weight")));
+        naming.correction = *pick(&[naming.correction, "gate.", ""], |c| has(&format!("{block}{c}e_score_correction_bias")));
         naming
     }
     /// The naming of a model type, as its checkpoints are published.
     fn family(spec: &'s ModelSpec, decoder: String, head: String) -> Self {
-        let base = Self {
-            spec,
-            decoder,
-            head,
-            moe: "mlp",
-            router: "gate",
-            correction: "gate.",
-            shared: "shared_experts",
-            experts: PROJ_NAMES,
-        };
+        let base =
+            Self { spec, decoder, head, moe: "mlp", router: "gate", correction: "gate.", shared: "shared_experts", experts: PROJ_NAMES };
         match spec.model_type.as_str() {
             "mixtral" | "phimoe" => Self { moe: "block_sparse_moe", experts: NUMBERED_NAMES, ..base },
             "minimax_m2" => Self { moe: "block_sparse_moe", experts: NUMBERED_NAMES, correction: "", ..base },
@@ -120,6 +112,10 @@ impl<'s> Naming<'s> {
     /// The head's module.
     pub(crate) fn head(&self) -> &str {
         &self.head
+    }
+    /// Whether each routed expert has tensors of its own.
+    pub(crate) fn experts_apart(&self) -> bool {
+        matches!(self.experts, ExpertNames::Each { .. })
     }
     fn layer(&self, layer: usize) -> String {
         format!("{}layers.{layer}.", self.decoder)
@@ -170,9 +166,7 @@ impl<'s> Naming<'s> {
         match weight.role {
             WeightRole::Router => stack(weight.format, vec![(router, experts, hidden)]),
             WeightRole::RouterBias => Some(vec![vector(format!("{router}.bias"), experts)]),
-            WeightRole::CorrectionBias => {
-                Some(vec![vector(format!("{block}{}e_score_correction_bias", self.correction), experts)])
-            }
+            WeightRole::CorrectionBias => Some(vec![vector(format!("{block}{}e_score_correction_bias", self.correction), experts)]),
             WeightRole::SharedGate => stack(weight.format, vec![(format!("{block}shared_expert_gate"), 1, hidden)]),
             WeightRole::SharedGateUp | WeightRole::SharedDown => {
                 let SharedExpertSpec { intermediate, .. } = moe.shared.as_ref()?;
@@ -292,9 +286,7 @@ impl ExpertMatrix {
         let module = |name: &str, rows, cols| (format!("{start}{expert}.{name}"), rows, cols);
         let bias = |name: &str, rows| vector(format!("{start}{expert}.{name}.bias"), rows);
         match weight.role {
-            WeightRole::ExpertsGateUp => {
-                stack(weight.format, vec![module(gate, intermediate, hidden), module(up, intermediate, hidden)])
-            }
+            WeightRole::ExpertsGateUp => stack(weight.format, vec![module(gate, intermediate, hidden), module(up, intermediate, hidden)]),
             WeightRole::ExpertsDown => stack(weight.format, vec![module(down, hidden, intermediate)]),
             WeightRole::ExpertsGateUpBias => Some(vec![bias(gate, intermediate), bias(up, intermediate)]),
             WeightRole::ExpertsDownBias => Some(vec![bias(down, hidden)]),

@@ -3,8 +3,11 @@
 use super::checkpoint::{Checkpoint, StoredTensor};
 use super::fault::Fault;
 use super::stored::StoredType;
+use half::{bf16, f16};
+use moetwin_kernels::dequant::{Parts, StoredMatrix};
 use moetwin_models::WeightFormat;
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// Rows and columns of a matrix; vectors have one column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +97,8 @@ pub enum Encoding {
 /// Element types that an unquantized tensor may have; the configuration's `dtype` does not bind the file.
 pub(crate) const FLOATS: &[StoredType] = &[StoredType::Bf16, StoredType::F16, StoredType::F32];
 const FP8: &[StoredType] = &[StoredType::F8E4M3];
+const FP8_SCALES: &[StoredType] = &[StoredType::F32, StoredType::Bf16];
+const INT4_SCALES: &[StoredType] = &[StoredType::Bf16];
 const PACKED: &[StoredType] = &[StoredType::I32];
 const SHAPE: &[StoredType] = &[StoredType::I32, StoredType::I64];
 const BYTES: &[StoredType] = &[StoredType::U8];
@@ -139,12 +144,12 @@ impl Source {
                 let scales = vec![rows.div_ceil(u64::from(*r)), cols.div_ceil(u64::from(*c))];
                 vec![
                     expected(format!("{module}.weight"), vec![rows, cols], FP8),
-                    expected(format!("{module}.weight_scale_inv"), scales, FLOATS),
+                    expected(format!("{module}.weight_scale_inv"), scales, FP8_SCALES),
                 ]
             }
             Encoding::Int4Group { module, group } => vec![
                 expected(format!("{module}.weight_packed"), vec![rows, cols.div_ceil(INT4_PER_WORD)], PACKED),
-                expected(format!("{module}.weight_scale"), vec![rows, cols.div_ceil(u64::from(*group))], FLOATS),
+                expected(format!("{module}.weight_scale"), vec![rows, cols.div_ceil(u64::from(*group))], INT4_SCALES),
                 expected(format!("{module}.weight_shape"), vec![2], SHAPE),
             ],
             Encoding::Mxfp4 { blocks, scales, experts, rows, .. } => {
@@ -158,36 +163,34 @@ impl Source {
     }
     /// The tensors of this matrix, each checked to be there with the right shape and type.
     pub(crate) fn open<'c>(&self, checkpoint: &'c Checkpoint) -> Result<OpenSource<'c, '_>, Fault> {
-        let tensors = self.tensors().iter().map(|e| e.find(checkpoint)).collect::<Result<Vec<_>, _>>()?;
+        let tensors = self.tensors().iter().map(|e| Ok(e.find(checkpoint)?.1)).collect::<Result<Vec<_>, Fault>>()?;
         if let (Encoding::Int4Group { .. }, [_, _, shape]) = (&self.encoding, tensors.as_slice()) {
             check_shape(*shape, self.matrix)?;
         }
-        Ok(OpenSource { source: self, tensors })
+        let scales = match &self.encoding {
+            Encoding::Plain { .. } => Cow::Borrowed(&[][..]),
+            Encoding::Fp8Block { .. } => widened(tensors[1]),
+            Encoding::Int4Group { .. } | Encoding::Mxfp4 { .. } => Cow::Borrowed(tensors[1].bytes),
+        };
+        Ok(OpenSource { source: self, tensors, scales })
     }
 }
 
 impl Expected<'_> {
-    /// The tensor, or what is wrong with it.
-    pub(crate) fn find<'c>(&self, checkpoint: &'c Checkpoint) -> Result<StoredTensor<'c>, Fault> {
-        let Some(tensor) = checkpoint.get(&self.name) else {
-            return Err(Fault::Missing {
-                tensor: self.name.to_string(),
-                shape: self.shape.to_vec(),
-                types: self.types,
-                hint: hint(checkpoint, &self.name),
-            });
+    /// The tensor and its position, or what is wrong with it.
+    pub(crate) fn find<'c>(&self, checkpoint: &'c Checkpoint) -> Result<(usize, StoredTensor<'c>), Fault> {
+        let tensor = || self.name.to_string();
+        let Some((position, found)) = checkpoint.locate(&self.name) else {
+            let hint = hint(checkpoint, &self.name);
+            return Err(Fault::Missing { tensor: tensor(), shape: self.shape.to_vec(), types: self.types, hint });
         };
-        if tensor.shape != &*self.shape {
-            return Err(Fault::Misshapen {
-                tensor: self.name.to_string(),
-                found: tensor.shape.to_vec(),
-                expected: self.shape.to_vec(),
-            });
+        if found.shape != &*self.shape {
+            return Err(Fault::Misshapen { tensor: tensor(), found: found.shape.to_vec(), expected: self.shape.to_vec() });
         }
-        if !self.types.contains(&tensor.dtype) {
-            return Err(Fault::WrongType { tensor: self.name.to_string(), found: tensor.dtype, expected: self.types });
+        if !self.types.contains(&found.dtype) {
+            return Err(Fault::WrongType { tensor: tensor(), found: found.dtype, expected: self.types });
         }
-        Ok(tensor)
+        Ok((position, found))
     }
 }
 
@@ -222,50 +225,59 @@ fn check_shape(tensor: StoredTensor<'_>, matrix: Matrix) -> Result<(), Fault> {
 pub(crate) struct OpenSource<'c, 's> {
     source: &'s Source,
     tensors: Vec<StoredTensor<'c>>,
+    /// Scales as the decoder takes them; empty for unquantized matrices.
+    scales: Cow<'c, [u8]>,
 }
 
 impl OpenSource<'_, '_> {
     /// Appends the values of columns `cols` of a row to `out`.
-    ///
-    /// Quantized values are exactly what weight-only inference multiplies with: FP8 is `element * scale` in f32; INT4 is
-    /// `(nibble - 8) * scale` rounded to bf16, which is how compressed-tensors decompresses.
-    pub(crate) fn read(&self, row: u64, cols: std::ops::Range<u64>, out: &mut Vec<f32>) {
-        match &self.source.encoding {
+    pub(crate) fn read(&self, row: u64, cols: Range<u64>, out: &mut Vec<f32>) -> Result<(), Fault> {
+        let tensor = self.tensors[0];
+        let (format, rows, stored_row) = match &self.source.encoding {
             Encoding::Plain { view, .. } => {
                 let first = view.offset + row * view.row_stride + cols.start * view.col_stride;
-                decode_floats(self.tensors[0], first, view.col_stride, cols.end - cols.start, out);
+                return read_floats(tensor, first, view.col_stride, cols.end - cols.start, out);
             }
-            Encoding::Fp8Block { rows, cols: width, .. } => {
-                let (elements, scales) = (self.tensors[0], self.tensors[1]);
-                let first = row * self.source.matrix.cols;
-                let scale_row = row / u64::from(*rows) * scales.shape[1];
-                for col in cols {
-                    let scale = float_at(scales, scale_row + col / u64::from(*width));
-                    out.push(e4m3(elements.bytes[(first + col) as usize]) * scale);
-                }
-            }
-            Encoding::Int4Group { group, .. } => {
-                let (words, scales) = (self.tensors[0], self.tensors[1]);
-                let (word_row, scale_row) = (row * words.shape[1], row * scales.shape[1]);
-                for col in cols {
-                    // Little-endian words with the low nibble first: the byte order is the column order.
-                    let byte = words.bytes[(word_row * 4 + col / 2) as usize];
-                    let nibble = if col % 2 == 0 { byte & 15 } else { byte >> 4 };
-                    let scale = float_at(scales, scale_row + col / u64::from(*group));
-                    out.push(round_to_bf16((f32::from(nibble) - 8.0) * scale));
-                }
-            }
-            Encoding::Mxfp4 { first_row, row_step, .. } => {
-                let (blocks, scales) = (self.tensors[0], self.tensors[1]);
-                let stored_row = first_row + row * row_step;
-                let count = scales.shape[2];
-                for col in cols {
-                    let byte = blocks.bytes[(stored_row * count * (MX_BLOCK / 2) + col / 2) as usize];
-                    let nibble = if col % 2 == 0 { byte & 15 } else { byte >> 4 };
-                    let exponent = i32::from(scales.bytes[(stored_row * count + col / MX_BLOCK) as usize]) - 127;
-                    out.push(e2m1(nibble) * (f64::from(exponent).exp2() as f32));
-                }
-            }
-        }
+            Encoding::Fp8Block { rows, cols, .. } => (WeightFormat::Fp8Block { rows: *rows, cols: *cols }, self.source.matrix.rows, row),
+            Encoding::Int4Group { group, .. } => (WeightFormat::Int4Group { group: *group }, self.source.matrix.rows, row),
+            Encoding::Mxfp4 { experts, rows, first_row, row_step, .. } => (WeightFormat::Mxfp4, experts * rows, first_row + row * row_step),
+        };
+        let undecodable = |reason: String| Fault::Contradicts { tensor: tensor.name.to_string(), reason };
+        let index = |n: u64| usize::try_from(n).map_err(|_| undecodable(format!("{n} exceeds this machine's address space")));
+        let (rows, columns) = (index(rows)?, index(self.source.matrix.cols)?);
+        let parts = Parts::scaled(tensor.bytes, &self.scales);
+        let matrix = StoredMatrix::new(format, rows, columns, parts).map_err(|e| undecodable(e.to_string()))?;
+        let (stored_row, cols) = (index(stored_row)?, index(cols.start)?..index(cols.end)?);
+        let start = out.len();
+        out.resize(start + cols.len(), 0.0);
+        matrix.decode_into(stored_row..stored_row + 1, cols, &mut out[start..]).map_err(|e| undecodable(e.to_string()))
     }
+}
+
+/// Scales of an FP8 matrix as f32; some publishers store them as bf16.
+fn widened(scales: StoredTensor<'_>) -> Cow<'_, [u8]> {
+    if scales.dtype != StoredType::Bf16 {
+        return Cow::Borrowed(scales.bytes);
+    }
+    Cow::Owned(scales.bytes.chunks_exact(2).flat_map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32().to_le_bytes()).collect())
+}
+
+/// Appends `count` floating-point elements, `stride` apart, from element `first` on.
+fn read_floats(tensor: StoredTensor<'_>, first: u64, stride: u64, count: u64, out: &mut Vec<f32>) -> Result<(), Fault> {
+    let outside = || Fault::Contradicts { tensor: tensor.name.to_string(), reason: "is shorter than its shape".into() };
+    let width = tensor.dtype.bits() / 8;
+    let at = |i: u64| -> Option<&[u8]> {
+        let start = usize::try_from((first + i * stride).checked_mul(width)?).ok()?;
+        tensor.bytes.get(start..start + width as usize)
+    };
+    out.reserve(usize::try_from(count).map_err(|_| outside())?);
+    for i in 0..count {
+        out.push(match *at(i).ok_or_else(outside)? {
+            [a, b] if tensor.dtype == StoredType::F16 => f16::from_le_bytes([a, b]).to_f32(),
+            [a, b] => bf16::from_le_bytes([a, b]).to_f32(),
+            [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
+            _ => return Err(outside()),
+        });
+    }
+    Ok(())
 }
