@@ -6,6 +6,7 @@ pub mod program;
 pub mod reference;
 pub mod session;
 pub mod verify;
+pub mod weights;
 
 pub use lower::{LowerOptions, lower};
 pub use program::{Action, Buffer, BufferId, Command, CommandId, EventId, Group, GroupId, Place, Program, RankProgram, StreamId};
