@@ -23,9 +23,21 @@ macro_rules! tables {
         &[
             ($implementation, Family::Gemm, include_str!(concat!("../../data/kernels/", $gpu, "__", $implementation, "__gemm.txt"))),
             ($implementation, Family::Moe, include_str!(concat!("../../data/kernels/", $gpu, "__", $implementation, "__moe.txt"))),
-            ($implementation, Family::MlaDecode, include_str!(concat!("../../data/kernels/", $gpu, "__", $implementation, "__mla-decode.txt"))),
-            ($implementation, Family::MlaPrefill, include_str!(concat!("../../data/kernels/", $gpu, "__", $implementation, "__mla-prefill.txt"))),
-            ($implementation, Family::GqaDecode, include_str!(concat!("../../data/kernels/", $gpu, "__", $implementation, "__gqa-decode.txt"))),
+            (
+                $implementation,
+                Family::MlaDecode,
+                include_str!(concat!("../../data/kernels/", $gpu, "__", $implementation, "__mla-decode.txt")),
+            ),
+            (
+                $implementation,
+                Family::MlaPrefill,
+                include_str!(concat!("../../data/kernels/", $gpu, "__", $implementation, "__mla-prefill.txt")),
+            ),
+            (
+                $implementation,
+                Family::GqaDecode,
+                include_str!(concat!("../../data/kernels/", $gpu, "__", $implementation, "__gqa-decode.txt")),
+            ),
         ]
     };
 }
@@ -37,9 +49,8 @@ static GPUS: &[MeasuredGpu] = &[
         names: &["RTX PRO 6000 Blackwell Server Edition"],
         siblings: &["RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell Max-Q"],
         rates: GpuRates {
-            // Server Edition; large MoE rows read 1505 GB/s.
-            memory_bytes_per_s: 1597e9,
-            memory_share: 1505.0 / 1597.0,
+            // Large MoE rows; the vendor states 1597 GB/s for the Server Edition.
+            memory_bytes_per_s: 1505e9,
             l2_bytes: 128.0 * 1024.0 * 1024.0,
             // int4 rows of two and four tokens, which stay in L2, differ by 49.5 MB and 8.6 us.
             l2_bytes_per_s: 5700e9,
@@ -54,9 +65,8 @@ static GPUS: &[MeasuredGpu] = &[
         names: &["H200 SXM"],
         siblings: &[],
         rates: GpuRates {
-            // Large MoE rows read 4.4 TB/s.
-            memory_bytes_per_s: 4800e9,
-            memory_share: 4400.0 / 4800.0,
+            // Large MoE rows; the vendor states 4.8 TB/s.
+            memory_bytes_per_s: 4400e9,
             l2_bytes: 50.0 * 1024.0 * 1024.0,
             // No row of this GPU separates L2 from memory; 5.5 TB/s is what microbenchmarks of Hopper report.
             l2_bytes_per_s: 5500e9,

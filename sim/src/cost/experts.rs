@@ -118,10 +118,8 @@ impl ExpertTimes {
         let mut exact = false;
         let mut items = Vec::new();
         for s in &self.shapes {
-            let distance = log_distance(
-                &[query.hidden, query.intermediate, query.local_experts],
-                &[s.hidden, s.intermediate, s.local_experts],
-            );
+            let distance =
+                log_distance(&[query.hidden, query.intermediate, query.local_experts], &[s.hidden, s.intermediate, s.local_experts]);
             let Some((ratio, reading)) = s.ratio(load) else { continue };
             if distance == 0.0 {
                 exact = true;

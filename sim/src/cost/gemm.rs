@@ -87,9 +87,8 @@ impl GemmTimes {
     }
     /// Whether `(n, k)` lies in the box of the measured shapes.
     fn hull_fit(&self, shape: GemmShape) -> Fit {
-        let inside = |value: u64, of: fn(&Shape) -> u64| {
-            self.shapes.iter().any(|s| of(s) <= value) && self.shapes.iter().any(|s| of(s) >= value)
-        };
+        let inside =
+            |value: u64, of: fn(&Shape) -> u64| self.shapes.iter().any(|s| of(s) <= value) && self.shapes.iter().any(|s| of(s) >= value);
         if inside(shape.n, |s| s.n) && inside(shape.k, |s| s.k) { Fit::Inside } else { Fit::Outside }
     }
     /// Relative error of each point when its whole shape is left out, for reports of how far interpolation can be trusted.

@@ -19,7 +19,14 @@ fn columns(family: Family) -> (&'static [&'static str], &'static str) {
         Family::Gemm => (&["kernel_source", "gemm_dtype", "n", "k"], "m"),
         Family::Moe => (
             &[
-                "kernel_source", "moe_dtype", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size",
+                "kernel_source",
+                "moe_dtype",
+                "hidden_size",
+                "inter_size",
+                "topk",
+                "num_experts",
+                "moe_tp_size",
+                "moe_ep_size",
                 "distribution",
             ],
             "num_tokens",
@@ -27,10 +34,7 @@ fn columns(family: Family) -> (&'static [&'static str], &'static str) {
         Family::MlaDecode => (&["kernel_source", "mla_dtype", "kv_cache_dtype", "num_heads", "batch_size"], "step"),
         Family::MlaPrefill => (&["kernel_source", "mla_dtype", "kv_cache_dtype", "num_heads", "batch_size"], "isl"),
         Family::GqaDecode => (
-            &[
-                "kernel_source", "attn_dtype", "kv_cache_dtype", "num_heads", "num_key_value_heads", "head_dim", "window_size",
-                "batch_size",
-            ],
+            &["kernel_source", "attn_dtype", "kv_cache_dtype", "num_heads", "num_key_value_heads", "head_dim", "window_size", "batch_size"],
             "step",
         ),
     }
@@ -66,7 +70,8 @@ pub fn import_csv(text: &str, gpu: &str, implementation: &str, family: Family) -
         let bad = |what: &str| ImportError { line, message: format!("{what} in `{}`", row.trim()) };
         let key = key.iter().map(|&i| cell(i).map(KeyPart::new).ok_or_else(|| bad("a missing cell"))).collect::<Result<Vec<_>, _>>()?;
         let at: u64 = cell(x).and_then(|c| c.parse().ok()).ok_or_else(|| bad("no whole number for x"))?;
-        let time: f64 = cell(latency).and_then(|c| c.parse().ok()).filter(|t: &f64| t.is_finite() && *t > 0.0).ok_or_else(|| bad("no time"))?;
+        let time: f64 =
+            cell(latency).and_then(|c| c.parse().ok()).filter(|t: &f64| t.is_finite() && *t > 0.0).ok_or_else(|| bad("no time"))?;
         curves.entry(key).or_default().entry(abscissa(family, at)).or_default().push(time);
     }
     let curves = curves.into_iter().map(|(key, points)| curve(key, points)).collect();

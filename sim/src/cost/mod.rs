@@ -14,7 +14,7 @@ mod rates;
 pub mod table;
 mod tables;
 
-pub use query::{GqaShape, Query};
+pub use query::{CacheType, GqaShape, Query};
 pub use rates::{Element, GpuRates};
 pub use tables::{FamilyError, KernelTables};
 
@@ -69,7 +69,7 @@ pub struct OpCost {
 }
 
 /// Shape of a dense GEMM, `[m, k] x [n, k]^T`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GemmShape {
     /// Rows.
     pub m: u64,
@@ -80,7 +80,7 @@ pub struct GemmShape {
 }
 
 /// What a rank's routed experts compute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ExpertsShape {
     /// Hidden size.
     pub hidden: u64,
@@ -95,7 +95,7 @@ pub struct ExpertsShape {
 }
 
 /// What a rank's attention core computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AttentionShape {
     /// Query heads held here.
     pub heads: u64,
@@ -149,7 +149,14 @@ impl<T: CostTable> CostModel<T> {
     pub fn cost(&self, graph: &Graph, node: NodeId, rank: RankId, facts: &CostFacts) -> OpCost {
         let node = &graph.nodes[node];
         if facts.kernels == 0 {
-            return OpCost { duration_ps: 0, memory_ps: 0, compute_ps: 0, kernels: 0, provenance: Provenance::Modelled, bound: Bound::Launch };
+            return OpCost {
+                duration_ps: 0,
+                memory_ps: 0,
+                compute_ps: 0,
+                kernels: 0,
+                provenance: Provenance::Modelled,
+                bound: Bound::Launch,
+            };
         }
         let query = Query::of(graph, node, rank, facts);
         let element = match query {

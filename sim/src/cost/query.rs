@@ -5,25 +5,25 @@ use super::rates::Element;
 use super::table::Family;
 use super::{AttentionShape, ExpertsShape, GemmShape};
 use moetwin_kernels::cost::{CostFacts, CostShape};
-use moetwin_models::{DType, Graph, Node, Op, Phase, RankId, TensorKind, WeightFormat};
+use moetwin_models::{Graph, Node, Op, Phase, RankId, TensorKind, WeightFormat};
 
 /// A question to a cost table.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Query {
     /// A dense GEMM.
     Gemm(GemmShape, Element),
     /// A rank's routed experts.
     Experts(ExpertsShape, Element),
     /// MLA over the cache; the element type is the cache's.
-    MlaDecode(AttentionShape, DType),
+    MlaDecode(AttentionShape, CacheType),
     /// MLA over the prompt.
-    MlaPrefill(AttentionShape, DType),
+    MlaPrefill(AttentionShape, CacheType),
     /// Grouped-query attention over the cache.
-    GqaDecode(AttentionShape, GqaShape, DType),
+    GqaDecode(AttentionShape, GqaShape, CacheType),
 }
 
 /// Geometry of grouped-query attention on one rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GqaShape {
     /// Key-value heads held here.
     pub kv_heads: u64,
@@ -31,6 +31,15 @@ pub struct GqaShape {
     pub head_dim: u64,
     /// Latest tokens that are read, 0 for all.
     pub window: u64,
+}
+
+/// Element type of a KV cache, as tables tell them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CacheType {
+    /// Two bytes.
+    Bf16,
+    /// One byte.
+    Fp8,
 }
 
 impl GqaShape {
@@ -97,10 +106,11 @@ fn weight_format(graph: &Graph, node: &Node) -> Option<WeightFormat> {
     })
 }
 
-fn cache_dtype(graph: &Graph, node: &Node) -> DType {
+fn cache_dtype(graph: &Graph, node: &Node) -> CacheType {
     let is_cache = |kind: &TensorKind| matches!(kind, TensorKind::Cache { .. } | TensorKind::CacheUpdate { .. });
     let cache = node.inputs.iter().filter_map(|t| graph.tensors.get(*t)).find(|t| is_cache(&t.kind));
-    cache.map_or(graph.deployment.kv_dtype, |t| t.dtype)
+    let dtype = cache.map_or(graph.deployment.kv_dtype, |t| t.dtype);
+    if dtype.bytes() == 1 { CacheType::Fp8 } else { CacheType::Bf16 }
 }
 
 fn element(format: WeightFormat) -> Element {

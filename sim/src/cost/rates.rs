@@ -5,10 +5,8 @@ use super::table::Family;
 /// Rates of a GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuRates {
-    /// Peak rate of device memory, bytes a second.
+    /// Rate that long reads of device memory reach, bytes a second.
     pub memory_bytes_per_s: f64,
-    /// Share of that peak that long reads reach.
-    pub memory_share: f64,
     /// Capacity of the L2 cache, bytes.
     pub l2_bytes: f64,
     /// Rate at which kernels read the L2 cache, bytes a second.
@@ -24,7 +22,7 @@ pub struct GpuRates {
 impl GpuRates {
     /// Microseconds that `bytes` take from device memory.
     pub(super) fn memory_us(&self, bytes: f64) -> f64 {
-        bytes / (self.memory_bytes_per_s * self.memory_share) * 1e6
+        bytes / self.memory_bytes_per_s * 1e6
     }
     /// Microseconds that `flops` take with operands of `element`.
     pub(super) fn compute_us(&self, flops: f64, element: Element) -> f64 {
@@ -50,7 +48,7 @@ impl GpuRates {
 }
 
 /// How the weights (or cached keys) of a kernel are stored, which is also how tables name their kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Element {
     /// bf16.
     Bf16,

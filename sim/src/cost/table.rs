@@ -176,7 +176,8 @@ fn parse_curve(family: Family, line: usize, text: &str) -> Result<Curve, TableEr
 mod tests {
     use super::*;
 
-    const TEXT: &str = "moetwin-kernel-times 1\ngpu g\nimplementation e-1\nfamily moe\nk int4_wo 7168 2048 8 384 8 1 balanced | 1:23.067 2:30.445\n";
+    const TEXT: &str =
+        "moetwin-kernel-times 1\ngpu g\nimplementation e-1\nfamily moe\nk int4_wo 7168 2048 8 384 8 1 balanced | 1:23.067 2:30.445\n";
 
     #[test]
     fn reads_what_it_renders() {
@@ -194,7 +195,9 @@ mod tests {
         assert_eq!(damage("times 1", "times 2").line, 1);
         assert_eq!(damage("family moe", "family mo").line, 4);
         assert!(damage("family moe", "family mo").message.contains("mla-decode"));
-        for (from, to) in [("2:30.445", "1:30"), ("2:30.445", "2:-1"), ("2:30.445", "2:inf"), ("2:30.445", "2"), (" | ", " "), ("384 ", ""), ("384", "x")] {
+        for (from, to) in
+            [("2:30.445", "1:30"), ("2:30.445", "2:-1"), ("2:30.445", "2:inf"), ("2:30.445", "2"), (" | ", " "), ("384 ", ""), ("384", "x")]
+        {
             assert_eq!(damage(from, to).line, 5, "{from} -> {to}");
         }
         assert_eq!(Table::parse("").unwrap_err().line, 1);

@@ -4,11 +4,10 @@ use super::attention::{AttentionTimes, Geometry, nearest_gqa};
 use super::catalog::{Applicable, applicable};
 use super::experts::ExpertTimes;
 use super::gemm::GemmTimes;
-use super::query::Query;
+use super::query::{CacheType, Query};
 use super::rates::{Element, GpuRates};
 use super::table::{Family, Table};
 use super::{CostTable, Estimate};
-use moetwin_models::DType;
 use std::cell::RefCell;
 
 /// Tables of one GPU.
@@ -31,7 +30,7 @@ struct Parsed {
 struct AttentionKey {
     family: Family,
     geometry: Geometry,
-    cache: DType,
+    cache: CacheType,
 }
 
 /// How well a family's points predict each other.
@@ -74,10 +73,10 @@ impl KernelTables {
             report(Family::Moe, element.table_word(), parsed.experts(&self.source, element).map(ExpertTimes::leave_one_out));
         }
         for (family, geometry) in [(Family::MlaDecode, Geometry::MLA_DECODE), (Family::MlaPrefill, Geometry::MLA_PREFILL)] {
-            let key = AttentionKey { family, geometry, cache: DType::Bf16 };
+            let key = AttentionKey { family, geometry, cache: CacheType::Bf16 };
             report(family, "bfloat16", parsed.attention(&self.source, key).map(AttentionTimes::leave_one_out));
         }
-        let gqa = AttentionKey { family: Family::GqaDecode, geometry: Geometry::gqa(8, 128, 0), cache: DType::Bf16 };
+        let gqa = AttentionKey { family: Family::GqaDecode, geometry: Geometry::gqa(8, 128, 0), cache: CacheType::Bf16 };
         report(Family::GqaDecode, "bfloat16", parsed.attention(&self.source, gqa).map(AttentionTimes::leave_one_out));
         out
     }
@@ -158,7 +157,7 @@ fn find_or<K: PartialEq, V>(items: &mut Vec<(K, V)>, key: K, make: impl FnOnce()
 fn attention_times(table: &Table, key: AttentionKey, gpu: &GpuRates) -> Option<AttentionTimes> {
     let bf16 = || AttentionTimes::new(table, key.geometry, "bfloat16", 2.0, gpu);
     match key.cache {
-        DType::Fp8 => AttentionTimes::new(table, key.geometry, "fp8", 1.0, gpu).or_else(bf16),
-        _ => bf16(),
+        CacheType::Fp8 => AttentionTimes::new(table, key.geometry, "fp8", 1.0, gpu).or_else(bf16),
+        CacheType::Bf16 => bf16(),
     }
 }

@@ -1,5 +1,4 @@
 use super::*;
-use moetwin_models::DType;
 
 fn tables(gpu: &str) -> KernelTables {
     KernelTables::for_gpu(gpu).expect("tables ship for it")
@@ -51,12 +50,12 @@ fn uniform_routing_of_64_tokens_lies_between_the_balanced_rows() {
 
 #[test]
 fn eight_heads_lie_between_four_and_sixteen() {
-    let shape = |heads| Query::MlaDecode(AttentionShape { heads, batch: 1, tokens: 1, kv_rows: 4096 }, DType::Bf16);
+    let shape = |heads| Query::MlaDecode(AttentionShape { heads, batch: 1, tokens: 1, kv_rows: 4096 }, CacheType::Bf16);
     let (four, eight, sixteen) = (us(RTX, shape(4)), us(RTX, shape(8)), us(RTX, shape(16)));
     assert!(four.0 <= eight.0 && eight.0 <= sixteen.0, "{four:?} {eight:?} {sixteen:?}");
     assert_eq!((four.1, eight.1, sixteen.1), (Fit::Exact, Fit::Inside, Fit::Exact));
     // Longer contexts than any measured follow the bytes.
-    let long = |rows| us(RTX, Query::MlaDecode(AttentionShape { heads: 16, batch: 1, tokens: 1, kv_rows: rows }, DType::Bf16));
+    let long = |rows| us(RTX, Query::MlaDecode(AttentionShape { heads: 16, batch: 1, tokens: 1, kv_rows: rows }, CacheType::Bf16));
     let (once, twice) = (long(131_072), long(262_144));
     assert!(twice.1 == Fit::Outside && (1.7..2.1).contains(&(twice.0 / once.0)), "{once:?} {twice:?}");
 }
