@@ -151,6 +151,15 @@ impl Graph {
     pub fn local_sizes(&self, tensor: TensorId, rank: RankId) -> Result<Vec<u64>, SplitError> {
         Ok(self.local_shape(tensor, rank)?.into_iter().map(|r| r.end - r.start).collect())
     }
+    /// Bytes that `rank` holds of a tensor, weights in their storage format with scales.
+    pub fn local_bytes(&self, tensor: TensorId, rank: RankId) -> Result<u64, SplitError> {
+        let sizes = self.local_sizes(tensor, rank)?;
+        let t = &self.tensors[tensor];
+        Ok(match (&t.kind, sizes.as_slice()) {
+            (TensorKind::Weight(w), [outer @ .., rows, cols]) => outer.iter().product::<u64>() * w.format.matrix_bytes(*rows, *cols),
+            (_, sizes) => sizes.iter().product::<u64>() * t.dtype.bytes(),
+        })
+    }
     fn local_dim(&self, t: &Tensor, index: u8, dim: &Dim, rank: RankId) -> Result<Range<u64>, SplitError> {
         let axes: Vec<Axis> = t.layout.entries().iter().filter(|(_, p)| *p == Placement::Shard(index)).map(|(a, _)| *a).collect();
         let d = &self.deployment;

@@ -1,5 +1,9 @@
 //! How a graph becomes per-rank commands, and who obeys them.
 
+pub mod lower;
 pub mod program;
+pub mod verify;
+pub mod weights;
 
+pub use lower::{LowerOptions, lower};
 pub use program::{Action, Buffer, BufferId, Command, CommandId, EventId, Group, GroupId, Place, Program, RankProgram, StreamId};

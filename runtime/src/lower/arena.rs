@@ -1,0 +1,70 @@
+//! Offsets in a rank's arena. First fit over the gaps between blocks that are alive, or dead but perhaps still in use by a stream.
+
+use crate::program::{BufferId, StreamId};
+use std::collections::BTreeMap;
+
+/// Offsets are multiples of this, the alignment of device allocations.
+const ALIGNMENT_BYTES: u64 = 256;
+
+#[derive(Debug)]
+struct Block {
+    offset: u64,
+    bytes: u64,
+    alive: bool,
+    /// The last access on each stream (command index, stream).
+    accesses: Vec<(usize, StreamId)>,
+}
+
+/// Blocks in the order of their offsets.
+#[derive(Debug, Default)]
+pub(crate) struct Arena {
+    blocks: Vec<Block>,
+    of_buffer: BTreeMap<BufferId, u64>,
+    peak: u64,
+}
+
+impl Arena {
+    /// The offset of a new block of `bytes`. A dead block may be overwritten when `finished` holds for its last accesses.
+    pub(crate) fn allocate(&mut self, bytes: u64, finished: impl Fn(&[(usize, StreamId)]) -> bool) -> u64 {
+        // Zero-sized tensors (a rank without tokens) still get a place, so that every offset names one live block.
+        let bytes = bytes.max(1);
+        self.blocks.retain(|b| b.alive || !finished(&b.accesses));
+        let mut offset = 0;
+        for b in &self.blocks {
+            if offset + bytes <= b.offset {
+                break;
+            }
+            offset = offset.max((b.offset + b.bytes).next_multiple_of(ALIGNMENT_BYTES));
+        }
+        offset
+    }
+    /// Enters an allocated block under its buffer.
+    pub(crate) fn bind(&mut self, buffer: BufferId, offset: u64, bytes: u64) {
+        let bytes = bytes.max(1);
+        let at = self.blocks.partition_point(|b| b.offset < offset);
+        self.blocks.insert(at, Block { offset, bytes, alive: true, accesses: Vec::new() });
+        self.of_buffer.insert(buffer, offset);
+        self.peak = self.peak.max(offset + bytes);
+    }
+    /// Notes that a command touches a buffer.
+    pub(crate) fn access(&mut self, buffer: BufferId, command: usize, stream: StreamId) {
+        if let Some(block) = self.live_block(buffer) {
+            block.accesses.retain(|(_, s)| *s != stream);
+            block.accesses.push((command, stream));
+        }
+    }
+    /// Marks a buffer as used for the last time.
+    pub(crate) fn free(&mut self, buffer: BufferId) {
+        if let Some(block) = self.live_block(buffer) {
+            block.alive = false;
+        }
+    }
+    /// The most bytes in use.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        self.peak.next_multiple_of(ALIGNMENT_BYTES)
+    }
+    fn live_block(&mut self, buffer: BufferId) -> Option<&mut Block> {
+        let offset = *self.of_buffer.get(&buffer)?;
+        self.blocks.iter_mut().find(|b| b.offset == offset && b.alive)
+    }
+}
