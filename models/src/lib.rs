@@ -5,6 +5,7 @@
 //! Nothing here knows about GPUs, time or files other than the configuration.
 
 pub mod build;
+pub mod config;
 pub mod deployment;
 pub mod dim;
 pub mod dtype;
@@ -12,10 +13,13 @@ pub mod graph;
 pub mod ids;
 pub mod op;
 pub mod plan;
+pub mod rope;
 pub mod shard;
 pub mod spec;
 pub mod step;
+mod summary;
 pub mod weight;
+pub mod zoo;
 
 pub use build::BuildOptions;
 pub use deployment::{AllToAll, Axis, Deployment, ExpertPlacement};
