@@ -4,15 +4,19 @@
 //! a [`Deployment`] turns that graph into the sharded graph every rank runs (single program, many ranks).
 //! Nothing here knows about GPUs, time or files other than the configuration.
 
+pub mod config;
 pub mod deployment;
 pub mod dim;
 pub mod dtype;
 pub mod graph;
 pub mod ids;
 pub mod op;
+pub mod rope;
 pub mod spec;
 pub mod step;
+mod summary;
 pub mod weight;
+pub mod zoo;
 
 pub use deployment::{AllToAll, Axis, Deployment, ExpertPlacement};
 pub use dim::{Dim, Layout, Placement, Segment};
