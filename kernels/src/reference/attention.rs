@@ -49,8 +49,8 @@ fn blocks<T: Real>(whole: Queries<'_, T>) -> Vec<Block<'_, T>> {
         let size = QUERY_ROWS.min(rows - first_row);
         let (head, tail) = rest.split_at(Axis(0), size);
         rest = tail;
-        let scores = whole.scores.iter().map(|(q, k)| (q.clone().slice_move(s![first_row..first_row + size, ..]), k.clone())).collect();
-        out.push(Block { queries: Queries { scores, out: head, values: whole.values.clone(), ..whole }, first_row });
+        let scores = whole.scores.iter().map(|(q, k)| (q.slice_move(s![first_row..first_row + size, ..]), *k)).collect();
+        out.push(Block { queries: Queries { scores, out: head, ..whole }, first_row });
     }
     out
 }

@@ -103,18 +103,42 @@ fn clamp_above<T: Real>(value: T, limit: T) -> T {
     if value > limit { limit } else { value }
 }
 
-/// `(y[T, H], score[T, 1]) -> y * sigmoid(score)`.
+/// `(y[T, H], score[T, 1]) -> y * sigmoid(score)`, or element by element with `score[T, H]`.
 pub(super) fn sigmoid_scale<T: Real>(operands: Operands<'_, T>, outputs: &mut [Array<T>]) -> Result<(), ReferenceError> {
     operands.expect(2, 2)?;
     let y = operands.matrix(0, "y")?;
-    let score = operands.matrix_of(1, "score", y.rows, 1)?;
+    let score = operands.matrix(1, "score")?;
+    if score.rows != y.rows || (score.cols != 1 && score.cols != y.cols) {
+        return Err(operands.mismatch(1, "score", format!("[{}, 1] or [{}, {}]", y.rows, y.rows, y.cols)));
+    }
     let [out] = operands.results(outputs)?;
     let out = operands.result(out, "scaled", y.rows, y.cols)?;
     for_rows(out, y.cols, |row, out| {
-        let factor = score.data[row].sigmoid();
-        for (o, v) in out.iter_mut().zip(y.row(row)) {
-            *o = *v * factor;
+        // One score stands for the whole row.
+        for ((o, v), s) in out.iter_mut().zip(y.row(row)).zip(score.row(row).iter().cycle()) {
+            *o = *v * s.sigmoid();
         }
+    });
+    Ok(())
+}
+
+/// `(qkv[T, q | k | v], q_norm[q], k_norm[k]) -> qkv`.
+pub(super) fn qk_norm<T: Real>(operands: Operands<'_, T>, eps: f64, outputs: &mut [Array<T>]) -> Result<(), ReferenceError> {
+    operands.expect(3, 3)?;
+    let qkv = operands.matrix(0, "qkv")?;
+    let (q_norm, k_norm) = (operands.vector(1, "q_norm")?, operands.vector(2, "k_norm")?);
+    let (q, k) = (q_norm.len(), q_norm.len() + k_norm.len());
+    if k > qkv.cols {
+        return Err(operands.mismatch(0, "qkv", format!("at least the {k} columns of both norms")));
+    }
+    let [out] = operands.results(outputs)?;
+    let out = operands.result(out, "qkv", qkv.rows, qkv.cols)?;
+    let eps = T::from_f64(eps);
+    for_rows(out, qkv.cols, |row, out| {
+        let row = qkv.row(row);
+        norm_row(&row[..q], q_norm, eps, &mut out[..q]);
+        norm_row(&row[q..k], k_norm, eps, &mut out[q..k]);
+        out[k..].copy_from_slice(&row[k..]);
     });
     Ok(())
 }

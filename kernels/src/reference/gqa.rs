@@ -17,7 +17,6 @@ use ndarray::{Axis, s};
 /// Norm and rotation of one row of heads.
 struct HeadTransform<'a, T> {
     head_dim: usize,
-    /// Weights of one head, or of all heads where the norm spans the projection.
     norm: Option<(&'a [T], T)>,
     rotation: Option<&'a Rotation<T>>,
 }
@@ -27,7 +26,7 @@ impl<T: Real> HeadTransform<'_, T> {
         match self.norm {
             None => to.copy_from_slice(from),
             Some((weight, eps)) => {
-                for (from, to) in from.chunks_exact(weight.len()).zip(to.chunks_exact_mut(weight.len())) {
+                for (from, to) in from.chunks_exact(self.head_dim).zip(to.chunks_exact_mut(self.head_dim)) {
                     norm_row(from, weight, eps, to);
                 }
             }
@@ -66,17 +65,11 @@ pub(super) fn prepare<T: Real>(
     let Some(q_width) = qkv.cols.checked_sub(kv_width).filter(|q| whole_heads(*q) && whole_heads(k_width) && kv_width % 2 == 0) else {
         return Err(operands.mismatch(0, "qkv", format!("whole heads of {head_dim} for q, and k | v as wide as the cache's {kv_width}")));
     };
-    let norm = |index: usize, operand: &'static str, width: usize| match qk_norm_eps {
+    let norm = |index: usize, operand: &'static str| match qk_norm_eps {
         None => Ok(None),
-        Some(eps) => {
-            let weight = operands.vector(index, operand)?;
-            if weight.len() != head_dim && weight.len() != width {
-                return Err(operands.mismatch(index, operand, format!("[{head_dim}] (a head) or [{width}] (the projection)")));
-            }
-            Ok(Some((weight, T::from_f64(eps))))
-        }
+        Some(eps) => Ok(Some((operands.vector_of(index, operand, head_dim)?, T::from_f64(eps)))),
     };
-    let (q_norm, k_norm) = (norm(3, "q_norm", q_width)?, norm(4, "k_norm", k_width)?);
+    let (q_norm, k_norm) = (norm(3, "q_norm")?, norm(4, "k_norm")?);
     let rotation = rope.map(|spec| Rotation::new(spec, positions));
     if let Some(r) = rotation.as_ref().filter(|r| r.dim() > head_dim) {
         return Err(operands.mismatch(0, "qkv", format!("heads of at least the {} rotated dimensions", r.dim())));

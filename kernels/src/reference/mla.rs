@@ -256,7 +256,7 @@ pub(super) fn prefill<T: Real>(
         return Err(operands.mismatch(1, "kv", format!("whole heads of {nope} | {v_dim} columns")));
     }
     let heads = kv.cols / (nope + v_dim);
-    let rope_dim = if heads == 0 { Some(0) } else { (q.cols / heads).checked_sub(nope) };
+    let rope_dim = q.cols.checked_div(heads).map_or(Some(0), |head| head.checked_sub(nope));
     let Some(rope_dim) = rope_dim.filter(|r| q.cols == heads * (nope + r) && *r <= cache.cols) else {
         return Err(operands.mismatch(0, "q", format!("{heads} heads of {nope} | rope, rope at most the cache's width {}", cache.cols)));
     };

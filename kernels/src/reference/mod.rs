@@ -19,9 +19,6 @@ mod rotary;
 mod route;
 mod rows;
 
-#[cfg(test)]
-mod tests;
-
 pub use array::{Array, Data};
 pub use error::ReferenceError;
 pub use real::Real;
@@ -112,12 +109,7 @@ pub fn in_place(op: &Op) -> Option<InPlace> {
 /// array is handed over as the result and a vacated one ([`Array::default`]) stands for the operand; only the new rows are written.
 ///
 /// Errors on wrong counts, shapes and element kinds, on ids and cache rows out of range, and on ops that are not local arithmetic.
-pub fn run<T: Real>(
-    op: &Op,
-    context: &LocalContext<'_>,
-    inputs: &[&Array<T>],
-    outputs: &mut [Array<T>],
-) -> Result<(), ReferenceError> {
+pub fn run<T: Real>(op: &Op, context: &LocalContext<'_>, inputs: &[&Array<T>], outputs: &mut [Array<T>]) -> Result<(), ReferenceError> {
     let name = name(op);
     let operands = Operands::new(name, inputs);
     match op {
@@ -129,6 +121,7 @@ pub fn run<T: Real>(
         Op::Add => elementwise::add(operands, outputs),
         Op::GatedActivation { activation } => elementwise::gated_activation(operands, *activation, outputs),
         Op::SigmoidScale => elementwise::sigmoid_scale(operands, outputs),
+        Op::QkNorm { eps } => elementwise::qk_norm(operands, *eps, outputs),
         Op::Linear { .. } => linear::linear(operands, context, outputs),
         Op::QkvPrepare { head_dim, rope, qk_norm_eps } => {
             gqa::prepare(operands, context, *head_dim as usize, rope.as_ref(), *qk_norm_eps, outputs)
@@ -169,6 +162,7 @@ fn name(op: &Op) -> &'static str {
         Op::Linear { .. } => "linear",
         Op::GatedActivation { .. } => "gated_activation",
         Op::SigmoidScale => "sigmoid_scale",
+        Op::QkNorm { .. } => "qk_norm",
         Op::QkvPrepare { .. } => "qkv_prepare",
         Op::GqaAttention { .. } => "gqa_attention",
         Op::MlaNorm { .. } => "mla_norm",

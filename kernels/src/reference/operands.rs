@@ -119,11 +119,7 @@ impl<'a, T: Real> Operands<'a, T> {
     /// One id a row.
     pub(super) fn id_vector(&self, index: usize, operand: &'static str, len: usize) -> Result<&'a [i32], ReferenceError> {
         let ids = self.ids(index, operand)?;
-        if ids.cols == 1 && ids.rows == len {
-            Ok(ids.data)
-        } else {
-            Err(self.wrong(operand, self.inputs[index], format!("{len} ids")))
-        }
+        if ids.cols == 1 && ids.rows == len { Ok(ids.data) } else { Err(self.wrong(operand, self.inputs[index], format!("{len} ids"))) }
     }
     pub(super) fn wrong(&self, operand: &'static str, array: &Array<T>, expected: impl Into<String>) -> ReferenceError {
         ReferenceError::Operand { op: self.op, operand, got: describe(array), expected: expected.into() }
@@ -153,7 +149,13 @@ impl<'a, T: Real> Operands<'a, T> {
         })
     }
     /// The storage of a `[rows, cols]` result.
-    pub(super) fn result<'b>(&self, array: &'b mut Array<T>, name: &'static str, rows: usize, cols: usize) -> Result<&'b mut [T], ReferenceError> {
+    pub(super) fn result<'b>(
+        &self,
+        array: &'b mut Array<T>,
+        name: &'static str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<&'b mut [T], ReferenceError> {
         if array.sizes != [rows, cols] || array.data.len() != rows * cols || array.as_real().is_none() {
             return Err(self.wrong(name, array, format!("real numbers [{rows}, {cols}]")));
         }
@@ -163,7 +165,12 @@ impl<'a, T: Real> Operands<'a, T> {
         }
     }
     /// The storage of a result of ids, `[rows]` or `[rows, cols]`.
-    pub(super) fn id_result<'b>(&self, array: &'b mut Array<T>, name: &'static str, sizes: &[usize]) -> Result<&'b mut [i32], ReferenceError> {
+    pub(super) fn id_result<'b>(
+        &self,
+        array: &'b mut Array<T>,
+        name: &'static str,
+        sizes: &[usize],
+    ) -> Result<&'b mut [i32], ReferenceError> {
         if array.sizes != sizes || array.data.len() != sizes.iter().product::<usize>() || array.as_int().is_none() {
             return Err(self.wrong(name, array, format!("ids {sizes:?}")));
         }

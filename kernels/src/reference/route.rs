@@ -68,7 +68,8 @@ fn choose<T: Real>(router: &RouterSpec, scores: &[T], bias: Option<&[T]>, ids: &
             }
         }
     }
-    for (id, expert) in ids.iter_mut().zip(best(&biased, ids.len())) {
+    let count = ids.len();
+    for (id, expert) in ids.iter_mut().zip(best(&biased, count)) {
         *id = expert as i32;
     }
 }
