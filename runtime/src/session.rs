@@ -7,8 +7,7 @@ use crate::verify::{ProgramFault, verify};
 use crate::weights::WeightSource;
 use moetwin_kernels::reference::{Array, Real};
 use moetwin_models::graph::SplitError;
-use moetwin_models::plan::{BuildOptions, PlanError, plan};
-use moetwin_models::{Deployment, LogitsRows, ModelSpec, Phase, RankId, Sequence, Step};
+use moetwin_models::{BuildOptions, Deployment, LogitsRows, ModelSpec, Phase, PlanError, RankId, Sequence, Step, plan};
 
 /// How to serve.
 #[derive(Clone, Debug)]
@@ -127,7 +126,7 @@ impl<'a, T: Real + From<f32>> Session<'a, T> {
     }
 
     fn program(&mut self, step: Step, dump: bool) -> Result<Program, SessionError> {
-        let graph = plan(self.spec, &step, &self.options.deployment, BuildOptions { dump, ..BuildOptions::default() })?;
+        let graph = plan(self.spec, &step, &self.options.deployment, &BuildOptions { dump })?;
         let program = lower(graph, self.options.lower)?;
         verify(&program).map_err(SessionError::Program)?;
         self.collectives = collectives(&program);

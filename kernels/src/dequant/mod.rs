@@ -156,7 +156,7 @@ impl<'a> StoredMatrix<'a> {
                 for (c, o) in cols.zip(out) {
                     let integer = f32::from(nibble(row_bytes, c)) - 8.0;
                     let scale = bf16_at(scales, first + c / group as usize).to_f32();
-                    *o = bf16::from_f32(integer * scale).to_f32();
+                    *o = integer * scale;
                 }
             }
             WeightFormat::Nvfp4 => {

@@ -76,7 +76,10 @@ impl<T: Real> ReferenceExecutor<T> {
     }
 
     /// Loads the weights of one rank that a program names and that are not loaded yet; returns how many.
-    pub fn load_rank(&mut self, program: &Program, rank: RankId, weights: &dyn WeightSource) -> Result<usize, ExecuteError> {
+    pub fn load_rank(&mut self, program: &Program, rank: RankId, weights: &dyn WeightSource) -> Result<usize, ExecuteError>
+    where
+        T: From<f32>,
+    {
         let mut loaded = 0;
         for (_, buffer) in program.ranks[rank].buffers.iter() {
             let Some(weight) = weight_of(&program.graph, buffer) else { continue };
@@ -121,7 +124,11 @@ impl<T: Real> ReferenceExecutor<T> {
             return Err(ExecuteError::Inputs(format!("new tokens a sequence are {given:?}, the program computes {expected:?}")));
         }
         if inputs.token_ids.len() as u64 != program.graph.step.tokens() {
-            return Err(ExecuteError::Inputs(format!("{} token ids for {} new tokens", inputs.token_ids.len(), program.graph.step.tokens())));
+            return Err(ExecuteError::Inputs(format!(
+                "{} token ids for {} new tokens",
+                inputs.token_ids.len(),
+                program.graph.step.tokens()
+            )));
         }
         match inputs.sequences.iter().position(|s| s.past as usize + s.new as usize > self.capacity) {
             Some(i) => Err(ExecuteError::Inputs(format!("sequence {i} needs more than the pool's {} tokens", self.capacity))),
@@ -306,7 +313,9 @@ impl<T: Real> Run<'_, T> {
         let mut expert_slots = Vec::new();
         match node.op {
             Op::Embed => plain.vocab_start = graph.local_shape(node.inputs[1], rank)?[0].start as usize,
-            Op::Linear { .. } => plain.adds_bias = graph.tensors[node.inputs[1]].layout.shard_axis(1).is_none_or(|a| d.axis_index(a, rank) == 0),
+            Op::Linear { .. } => {
+                plain.adds_bias = graph.tensors[node.inputs[1]].layout.shard_axis(1).is_none_or(|a| d.axis_index(a, rank) == 0)
+            }
             Op::Experts { .. } => {
                 plain.expert_start = graph.local_shape(node.inputs[3], rank)?[0].start as usize;
                 plain.adds_bias = d.axis_index(Axis::MoeTp, rank) == 0;

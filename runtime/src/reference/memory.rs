@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 /// What outlives a step on one rank.
 #[derive(Debug)]
-pub struct RankMemory<T> {
+pub(super) struct RankMemory<T> {
     /// The rank's share of every weight.
-    pub weights: BTreeMap<WeightRef, Array<T>>,
+    pub(super) weights: BTreeMap<WeightRef, Array<T>>,
     /// KV pool, a cache a layer: rows of all local sequences, each with the pool's capacity.
-    pub caches: BTreeMap<u16, Array<T>>,
+    pub(super) caches: BTreeMap<u16, Array<T>>,
 }
 
 impl<T> Default for RankMemory<T> {
