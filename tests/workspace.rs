@@ -209,7 +209,8 @@ fn words(code: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn unsafe_code_is_where_the_list_says() {
     let sources = sources();
-    let holding = |test: &dyn Fn(&str) -> bool| sources.iter().filter(|(_, s)| test(&code_only(s))).map(|(p, _)| p.as_str()).collect::<Vec<_>>();
+    let holding =
+        |test: &dyn Fn(&str) -> bool| sources.iter().filter(|(_, s)| test(&code_only(s))).map(|(p, _)| p.as_str()).collect::<Vec<_>>();
     assert_eq!(holding(&|code| words(code).any(|w| w == "unsafe")), UNSAFE_FILES);
     // The lint lets through what an allowance above it covers, so allowances are counted too, and only whole-file ones are in use.
     assert_eq!(holding(&|code| words(code).any(|w| w == "unsafe_code")), UNSAFE_FILES);
