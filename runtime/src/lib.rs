@@ -3,6 +3,7 @@
 pub mod lower;
 pub mod program;
 pub mod verify;
+pub mod weights;
 
 pub use lower::{LowerOptions, lower};
 pub use program::{Action, Buffer, BufferId, Command, CommandId, EventId, Group, GroupId, Place, Program, RankProgram, StreamId};
