@@ -119,7 +119,7 @@ impl Grid {
             // One power of two is a scale that both FP4 formats can hold exactly.
             WeightFormat::Nvfp4 | WeightFormat::Mxfp4 => {
                 let deviation_of_codes = (E2M1.iter().map(|v| f64::from(v * v)).sum::<f64>() / 8.0).sqrt();
-                Grid::Fp4 { scale: (deviation / deviation_of_codes).log2().round().exp2() as f32 }
+                Grid::Fp4 { scale: libm::exp2(libm::log2(deviation / deviation_of_codes).round()) as f32 }
             }
         }
     }
@@ -130,7 +130,7 @@ impl Grid {
             Grid::Uniform { mean, half_width } => bf16::from_f32(mean + half_width * unit()).to_f32(),
             Grid::Fp8 { scale } => decode_e4m3(encode_e4m3(unit() * E4M3_MAX)) * scale,
             Grid::Int4 { scale } => {
-                let code = (u64::from(word) * 15 >> 32) as f32 - 7.0;
+                let code = ((u64::from(word) * 15) >> 32) as f32 - 7.0;
                 bf16::from_f32(code * scale).to_f32()
             }
             Grid::Fp4 { scale } => {
