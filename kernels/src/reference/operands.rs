@@ -134,7 +134,9 @@ impl<'a, T: Real> Operands<'a, T> {
     fn real(&self, index: usize, operand: &'static str, dims: usize) -> Result<(&'a [T], &'a [usize]), ReferenceError> {
         let array = self.inputs[index];
         match &array.data {
-            Data::Real(data) if array.sizes.len() == dims && data.len() == array.sizes.iter().product() => Ok((data, &array.sizes)),
+            Data::Real(data) if array.sizes.len() == dims && data.len() == array.sizes.iter().product::<usize>() => {
+                Ok((data, &array.sizes))
+            }
             _ => Err(self.wrong(operand, array, format!("real numbers of {dims} dimensions"))),
         }
     }
@@ -191,7 +193,7 @@ fn describe<T>(array: &Array<T>) -> String {
         Data::Real(_) => "real numbers",
         Data::Int(_) => "ids",
     };
-    if array.data.len() == array.sizes.iter().product() {
+    if array.data.len() == array.sizes.iter().product::<usize>() {
         format!("{kind} {:?}", array.sizes)
     } else {
         format!("{kind} {:?} with {} elements", array.sizes, array.data.len())
