@@ -53,7 +53,7 @@ impl<T: Real> Array<T> {
     }
     /// An array nobody has written: NaN, or `i32::MIN` for ids. Every op rejects or propagates them.
     pub fn poisoned(sizes: &[usize], dtype: DType) -> Self {
-        let len = sizes.iter().product();
+        let len: usize = sizes.iter().product();
         let data = match dtype {
             DType::I32 => Data::Int(vec![i32::MIN; len]),
             DType::Bf16 | DType::F16 | DType::F32 | DType::Fp8 => Data::Real(vec![T::NAN; len]),

@@ -262,7 +262,7 @@ fn check_run_total(runs: &[Range<usize>], elements: usize) -> Result<(), Collect
 }
 
 fn check_length<T: Real>(array: &Array<T>) -> Result<(), CollectiveError> {
-    let expected = array.sizes.iter().product();
+    let expected: usize = array.sizes.iter().product();
     if array.data.len() == expected { Ok(()) } else { Err(CollectiveError::Length { got: array.data.len(), expected }) }
 }
 

@@ -38,15 +38,3 @@ impl<T: Real> Rotation<T> {
         }
     }
 }
-
-trait UntilLanded {
-    fn inverse_frequencies(&self) -> Vec<f64>;
-    fn attention_factor(&self) -> f64 {
-        1.0
-    }
-}
-impl UntilLanded for RopeSpec {
-    fn inverse_frequencies(&self) -> Vec<f64> {
-        (0..self.dim / 2).map(|i| libm::pow(self.theta, -2.0 * f64::from(i) / f64::from(self.dim))).collect()
-    }
-}

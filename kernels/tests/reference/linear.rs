@@ -21,14 +21,14 @@ fn two_by_two_by_hand() {
 }
 
 fn oracle(x: &Array<f64>, w: &Array<f64>, bias: &[f64]) -> Array<f64> {
-    let (t, k, n) = (x.sizes[0], x.sizes[1], w.sizes[0]);
+    let (t, k) = (x.sizes[0], x.sizes[1]);
     let mut out = Vec::new();
     for r in 0..t {
-        for c in 0..n {
-            out.push((0..k).rev().map(|i| at(x, r, i) * at(w, c, i)).sum::<f64>() + bias[c]);
+        for (c, bias) in bias.iter().enumerate() {
+            out.push((0..k).rev().map(|i| at(x, r, i) * at(w, c, i)).sum::<f64>() + bias);
         }
     }
-    real(&[t, n], &out)
+    real(&[t, bias.len()], &out)
 }
 
 fn columns(m: &Array<f64>, from: usize, to: usize) -> Array<f64> {
