@@ -75,7 +75,11 @@ fn check(name: &str, deployment: Deployment, order: Order) {
         if v.name.ends_with(".experts") {
             let k = *want_shape.last().unwrap() as usize;
             for (g, w) in got.chunks(k).zip(want.chunks(k)) {
-                let sorted = |s: &[f64]| { let mut s: Vec<i64> = s.iter().map(|x| *x as i64).collect(); s.sort_unstable(); s };
+                let sorted = |s: &[f64]| {
+                    let mut s: Vec<i64> = s.iter().map(|x| *x as i64).collect();
+                    s.sort_unstable();
+                    s
+                };
                 assert_eq!(sorted(g), sorted(w), "{name} {}", v.name);
             }
         } else if !v.name.ends_with(".weights") {

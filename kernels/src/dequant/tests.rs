@@ -61,13 +61,14 @@ fn int4_nibbles_count_from_minus_eight_lowest_first() {
     assert_eq!(m.decode(0..1, 15..18).unwrap(), [3.5, -24.0, -21.0]);
 }
 
-/// 7 * 1.0078125 = 7.0546875 lies between the bf16 numbers 7.03125 and 7.0625 and is nearer to the second.
+/// The product is not rounded to bf16 (7.0546875 lies between 7.03125 and 7.0625): so the Hugging Face reference computes in float32,
+/// as the fixtures show; engines that round differ by at most half a unit in the last place.
 #[test]
-fn int4_rounds_the_product_once_to_bf16() {
+fn int4_products_are_exact() {
     let data = 0xfu32.to_le_bytes();
     let scales = bf16::from_f32(1.0078125).to_le_bytes();
     let m = StoredMatrix::new(WeightFormat::Int4Group { group: 32 }, 1, 1, Parts::scaled(&data, &scales)).unwrap();
-    assert_eq!(m.decode_all().unwrap(), [7.0625]);
+    assert_eq!(m.decode_all().unwrap(), [7.0546875]);
 }
 
 #[test]
