@@ -1,2 +1,57 @@
-//! x
-fn main() {}
+//! The command line. Nothing here computes: every subcommand reads flags, calls the library and renders what it says.
+
+mod args;
+mod commands;
+mod digest;
+mod error;
+mod nearest;
+mod output;
+mod table;
+
+use clap::Parser;
+use commands::Command;
+use error::Outcome;
+use std::process::ExitCode;
+
+/// Exit codes, as `--help` documents them.
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  the answer is no: it will not start, or it does not fit
+  2  bad input: the argument, file or line is marked and what would be accepted is named
+  3  a failure while running
+
+The answer goes to standard output, progress and errors to standard error. With --json the answer is one JSON object
+(\"schema\": 1), also when it is no; with exit codes 2 and 3 standard output stays empty.";
+
+/// Will this deployment of a Mixture-of-Experts model start, fit and be fast?
+///
+/// moetwin builds one dataflow graph of a forward pass, splits it over the ranks of a deployment, and either simulates it on a described
+/// machine or executes it.
+#[derive(Parser)]
+#[command(name = "moetwin", version, after_long_help = EXIT_CODES, max_term_width = 120, propagate_version = true)]
+#[command(arg_required_else_help = true, infer_subcommands = false)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            let code = if e.use_stderr() { 2 } else { 0 };
+            // A closed pipe while printing help is nobody's failure.
+            e.print().ok();
+            return ExitCode::from(code);
+        }
+    };
+    match cli.command.run() {
+        Ok(Outcome::Yes) => ExitCode::SUCCESS,
+        Ok(Outcome::No) => ExitCode::from(1),
+        Err(failure) => {
+            output::note(&failure.render(std::env::args_os().skip(1)));
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}

@@ -64,6 +64,14 @@ pub enum Dim {
 }
 
 impl Dim {
+    /// Global elements of a weight's dimension, `None` where the step decides (token rows).
+    pub fn fixed_size(&self) -> Option<u64> {
+        match self {
+            Dim::Fixed(n) | Dim::Vocab(n) | Dim::Experts(n) => Some(*n),
+            Dim::Packed(segments) => Some(segments.iter().map(Segment::elements).sum()),
+            Dim::Tokens | Dim::LogitsRows | Dim::KvRows | Dim::Received => None,
+        }
+    }
     /// A packed dimension with one segment.
     pub fn packed(units: u64, width: u64) -> Self {
         Dim::Packed(vec![Segment::new(to_u32(units), to_u32(width))])

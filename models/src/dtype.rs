@@ -68,6 +68,14 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
+    /// Format of a weight that is stored unquantized in a model of element type `dtype`.
+    pub fn plain(dtype: DType) -> Self {
+        match dtype {
+            DType::F16 => WeightFormat::F16,
+            DType::F32 => WeightFormat::F32,
+            DType::Bf16 | DType::Fp8 | DType::I32 => WeightFormat::Bf16,
+        }
+    }
     /// Bytes of a `[rows, cols]` matrix in this format, scales included.
     ///
     /// Block and group counts round up, as the checkpoint formats do.

@@ -5,10 +5,10 @@
 
 use crate::deployment::Axis;
 use crate::spec::{Activation, RopeSpec, RouterSpec};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// An operation of the graph.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Op {
     /// `(ids[T], table[V, H]) -> x[T, H]`. A rank that holds a slice of the vocabulary writes zeros for ids outside it (result partial).
@@ -36,8 +36,14 @@ pub enum Op {
         /// Which activation.
         activation: Activation,
     },
-    /// `(y[T, H], score[T, 1]) -> y * sigmoid(score)`. `y` may be partial, `score` not.
+    /// `(y[T, H], score[T, 1]) -> y * sigmoid(score)`, or element by element with `score[T, H]`. `y` may be partial, `score` not.
     SigmoidScale,
+    /// `(qkv[T, q | k | v], q_norm[q], k_norm[k]) -> qkv`: RMSNorm of the whole q part and of the whole k part of a row, v passes
+    /// through (OLMoE). The mean square spans all heads, so a rank needs every head's columns.
+    QkNorm {
+        /// Added to the mean square.
+        eps: f64,
+    },
     /// Grouped-query attention, before the scores: `(qkv[T, q | k | v], positions[T], cache[KvRows, k | v][, q_norm, k_norm]) -> (q[T, q], cache)`.
     /// Optional per-head RMSNorm on q and k, rotation of q and k, append of k and v to the cache.
     QkvPrepare {
@@ -86,8 +92,8 @@ pub enum Op {
         /// Dimensions of a value head.
         v_dim: u32,
     },
-    /// MLA, absorbed: `(q_latent[T, heads * (kv_lora | rope)], cache[KvRows, kv_lora | rope]) -> o_latent[T, heads * kv_lora]`,
-    /// causal within each sequence.
+    /// MLA, absorbed: `(q_latent[T, heads * (kv_lora | rope)], cache[KvRows, kv_lora | rope][, selection[T, k]]) -> o_latent[T, heads * kv_lora]`,
+    /// causal within each sequence. With a selection ([`Op::SparseIndex`]) only the selected rows are read; cost only.
     MlaDecode {
         /// Rank of the key-value compression.
         kv_lora: u32,
@@ -140,7 +146,9 @@ pub enum Op {
     SelectRows,
     /// `(logits[LogitsRows, V]) -> ids[LogitsRows]`, ties to the lowest id.
     Argmax,
-    /// Linear attention (gated delta net) with its convolution and state update; cost only.
+    /// Linear attention (gated delta net) with its convolution and state update; cost only:
+    /// `(qkvz[T, q | k | v | z], ba[T, b | a], conv[q | k | v, width]) -> o[T, value_heads * value_dim]`. The state
+    /// (`value_heads x key_dim x value_dim` and the last inputs of the convolution, for each sequence) is not a tensor of the graph.
     LinearAttention {
         /// Key heads.
         key_heads: u32,
@@ -153,7 +161,7 @@ pub enum Op {
         /// Width of the causal convolution.
         conv_width: u32,
     },
-    /// Scores of the lightning indexer of sparse attention, `(x, cache) -> selection`; cost only.
+    /// Scores of the lightning indexer of sparse attention, `(x[T, H], cache[KvRows, ..]) -> selection[T, topk]`; cost only.
     SparseIndex {
         /// Tokens selected.
         topk: u32,
@@ -194,7 +202,7 @@ pub enum Op {
 }
 
 /// What a [`Op::Linear`] computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LinearRole {
     /// Fused q, k, v.
@@ -284,6 +292,42 @@ impl Op {
             Op::Dispatch | Op::Combine | Op::AllReduce { .. } | Op::AllGather { .. } | Op::ReduceScatter { .. } | Op::SendRecv { .. }
         )
     }
+    /// Name as in JSON: what kernels of this op are called in traces.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Embed => "embed",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::AddRmsNorm { .. } => "add_rms_norm",
+            Op::Add => "add",
+            Op::Linear { .. } => "linear",
+            Op::GatedActivation { .. } => "gated_activation",
+            Op::SigmoidScale => "sigmoid_scale",
+            Op::QkNorm { .. } => "qk_norm",
+            Op::QkvPrepare { .. } => "qkv_prepare",
+            Op::GqaAttention { .. } => "gqa_attention",
+            Op::MlaNorm { .. } => "mla_norm",
+            Op::MlaRope { .. } => "mla_rope",
+            Op::MlaAbsorbQuery { .. } => "mla_absorb_query",
+            Op::MlaDecode { .. } => "mla_decode",
+            Op::MlaExpandValue { .. } => "mla_expand_value",
+            Op::MlaExpandKv => "mla_expand_kv",
+            Op::MlaPrefill { .. } => "mla_prefill",
+            Op::Route { .. } => "route",
+            Op::PlaceExperts => "place_experts",
+            Op::Experts { .. } => "experts",
+            Op::Dispatch => "dispatch",
+            Op::Combine => "combine",
+            Op::SelectRows => "select_rows",
+            Op::Argmax => "argmax",
+            Op::LinearAttention { .. } => "linear_attention",
+            Op::SparseIndex { .. } => "sparse_index",
+            Op::AllReduce { .. } => "all_reduce",
+            Op::AllGather { .. } => "all_gather",
+            Op::ReduceScatter { .. } => "reduce_scatter",
+            Op::Slice { .. } => "slice",
+            Op::SendRecv { .. } => "send_recv",
+        }
+    }
     /// Class in breakdowns.
     pub fn class(&self) -> OpClass {
         match self {
@@ -298,7 +342,8 @@ impl Op {
                 LinearRole::LmHead => OpClass::Head,
             },
             Op::MlaAbsorbQuery { .. } | Op::MlaExpandValue { .. } | Op::MlaExpandKv => OpClass::AttentionProjection,
-            Op::QkvPrepare { .. }
+            Op::QkNorm { .. }
+            | Op::QkvPrepare { .. }
             | Op::GqaAttention { .. }
             | Op::MlaNorm { .. }
             | Op::MlaRope { .. }
@@ -313,6 +358,19 @@ impl Op {
             Op::AllReduce { .. } => OpClass::AllReduce,
             Op::AllGather { .. } | Op::ReduceScatter { .. } => OpClass::GatherScatter,
             Op::SendRecv { .. } => OpClass::SendRecv,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_json() {
+        let ops = [Op::Embed, Op::MlaExpandKv, Op::RmsNorm { eps: 0.0 }, Op::AllReduce { axis: Axis::Tp }, Op::SendRecv { from: 0, to: 1 }];
+        for op in ops {
+            assert_eq!(serde_json::to_value(&op).unwrap()["op"], op.name());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a model is: the facts of a `config.json` that decide its graph, its weights and its cost.
 
 use crate::dtype::{DType, WeightFormat};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A model, read from its configuration. Every family reduces to this.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -154,7 +154,7 @@ pub struct LinearAttentionSpec {
 }
 
 /// Rotary position embedding.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RopeSpec {
     /// Rotated dimensions (the first ones of a head).
     pub dim: u32,
@@ -167,7 +167,8 @@ pub struct RopeSpec {
 }
 
 /// Long-context scaling of rotary frequencies.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum RopeScaling {
     /// None.
     None,
@@ -225,7 +226,8 @@ pub struct DenseSpec {
 }
 
 /// Gated activations: gate and up in, their product out.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// `silu(gate) * up`.
     Silu,
@@ -271,7 +273,7 @@ pub struct SharedExpertSpec {
 }
 
 /// How router logits become expert ids and weights.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouterSpec {
     /// Scores from logits.
     pub scoring: Scoring,
@@ -294,7 +296,8 @@ pub struct RouterSpec {
 }
 
 /// Scores from router logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Scoring {
     /// Sigmoid of each logit.
     Sigmoid,
@@ -305,7 +308,8 @@ pub enum Scoring {
 }
 
 /// Score of a group of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum GroupScore {
     /// Best score in the group.
     Max,

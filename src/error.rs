@@ -1,0 +1,171 @@
+//! Why a command ends without an answer, and the message that marks the place.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+
+/// How a command that did its work ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The answer is yes, or there was nothing to say no to.
+    Yes,
+    /// The answer is no.
+    No,
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Something that was given is wrong.
+    Input(InputError),
+    /// Something went wrong while running.
+    Running(String),
+}
+
+/// What is wrong with something that was given.
+#[derive(Debug, Default)]
+pub(crate) struct InputError {
+    /// The flag, or the name of the positional argument.
+    argument: String,
+    /// The value as given, if one was.
+    value: Option<String>,
+    /// What is wrong.
+    message: String,
+    /// Accepted values that look like the given one, best first.
+    nearest: Vec<String>,
+    /// Accepted values, or a sentence that describes them.
+    accepted: Vec<String>,
+}
+
+impl InputError {
+    /// `argument` (a flag with its dashes, or a positional's name) is wrong.
+    pub(crate) fn new(argument: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { argument: argument.into(), message: message.into(), ..Self::default() }
+    }
+    /// The value as given.
+    pub(crate) fn value(mut self, value: impl Into<String>) -> Self {
+        self.value = Some(value.into());
+        self
+    }
+    /// What would have been accepted; for an unknown name, those that resemble the value come first.
+    pub(crate) fn accepted<S: Into<String>>(mut self, accepted: impl IntoIterator<Item = S>) -> Self {
+        self.accepted = accepted.into_iter().map(Into::into).collect();
+        // A number next to the wrong one is not what was meant.
+        if let Some(value) = self.value.as_ref().filter(|v| v.parse::<f64>().is_err()) {
+            self.nearest = crate::nearest::nearest(value, &self.accepted);
+        }
+        self
+    }
+    /// The error text; `arguments` is the command line, in which the place is marked.
+    fn render(&self, arguments: impl Iterator<Item = OsString>) -> String {
+        let mut text = match &self.value {
+            Some(v) => format!("error: {} '{v}': {}", self.argument, self.message),
+            None => format!("error: {}: {}", self.argument, self.message),
+        };
+        if let Some(mark) = mark(&self.argument, self.value.as_deref(), arguments) {
+            text.push_str(&mark);
+        }
+        if !self.nearest.is_empty() {
+            let _ = write!(text, "\n  nearest: {}", self.nearest.join(", "));
+        }
+        if !self.accepted.is_empty() {
+            let _ = write!(text, "\n  accepted: {}", self.accepted.join(", "));
+        }
+        text
+    }
+}
+
+/// The command line with carets under the argument's value (under the flag where the value is not there), or nothing where neither was given.
+fn mark(argument: &str, value: Option<&str>, arguments: impl Iterator<Item = OsString>) -> Option<String> {
+    let words: Vec<String> = arguments.map(|a| a.to_string_lossy().into_owned()).collect();
+    let prefix = format!("{argument}=");
+    let (index, skip) = words.iter().enumerate().find_map(|(i, word)| {
+        if word == argument {
+            let follows = words.get(i + 1).is_some_and(|next| Some(next.as_str()) == value);
+            Some((i + usize::from(follows), 0))
+        } else if word.starts_with(&prefix) {
+            Some((i, prefix.chars().count()))
+        } else if !argument.starts_with('-') && Some(word.as_str()) == value {
+            Some((i, 0))
+        } else {
+            None
+        }
+    })?;
+    let quoted: Vec<String> = words.iter().map(|w| quote(w)).collect();
+    let before: usize = quoted[..index].iter().map(|w| w.chars().count() + 1).sum();
+    let width = quoted[index].chars().count().saturating_sub(skip).max(1);
+    let indent = "moetwin ".len() + before + skip;
+    Some(format!("\n  moetwin {}\n  {}{}", quoted.join(" "), " ".repeat(indent), "^".repeat(width)))
+}
+
+/// A word as a shell would need it; control characters are escaped so that the marks stay in place.
+fn quote(word: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "-_=./:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    let mut quoted = String::from("'");
+    for c in word.chars() {
+        if c.is_control() { quoted.extend(c.escape_default()) } else { quoted.push(c) }
+    }
+    quoted.push('\'');
+    quoted
+}
+
+impl Failure {
+    /// The process exit code.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Input(_) => 2,
+            Failure::Running(_) => 3,
+        }
+    }
+    /// The text for standard error.
+    pub(crate) fn render(&self, arguments: impl Iterator<Item = OsString>) -> String {
+        match self {
+            Failure::Input(e) => e.render(arguments),
+            Failure::Running(message) => format!("error: {message}"),
+        }
+    }
+}
+
+impl From<InputError> for Failure {
+    fn from(e: InputError) -> Self {
+        Failure::Input(e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> impl Iterator<Item = OsString> {
+        line.split(' ').map(OsString::from).collect::<Vec<_>>().into_iter()
+    }
+
+    #[test]
+    fn the_mark_is_under_the_value() {
+        let e = InputError::new("--model", "no such model").value("kimi-k3").accepted(["kimi-k2", "deepseek-v3"]);
+        assert_eq!(
+            e.render(words("sim --model kimi-k3 --json")),
+            "error: --model 'kimi-k3': no such model\n  moetwin sim --model kimi-k3 --json\n                      ^^^^^^^\n  nearest: kimi-k2\n  accepted: kimi-k2, deepseek-v3"
+        );
+        let equals = e.render(words("sim --model=kimi-k3"));
+        assert!(equals.contains("\n  moetwin sim --model=kimi-k3\n                      ^^^^^^^\n"), "{equals}");
+    }
+
+    #[test]
+    fn a_default_that_turned_out_wrong_has_no_mark_and_a_lone_flag_is_marked_itself() {
+        let e = InputError::new("--tp", "does not divide");
+        assert_eq!(e.render(words("sim --ep 3")), "error: --tp: does not divide");
+        assert!(e.render(words("sim --tp 3")).ends_with("\n  moetwin sim --tp 3\n              ^^^^"));
+    }
+
+    #[test]
+    fn marks_stay_in_place_behind_odd_words() {
+        let words = ["sim", "--prompt", "a\nb c", "--tp", "x"].map(OsString::from);
+        let text = InputError::new("--tp", "no").value("x").render(words.into_iter());
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[1].chars().count(), lines[2].chars().count());
+    }
+}

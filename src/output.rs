@@ -1,0 +1,83 @@
+//! The one place that writes: answers to standard output, notes to standard error, files whole or not at all.
+
+use crate::error::{Failure, InputError};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Writes the answer to standard output. A reader that closed the pipe has seen enough: that is no failure.
+pub(crate) fn answer(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| if text.ends_with('\n') { Ok(()) } else { out.write_all(b"\n") });
+    match written.and_then(|()| out.flush()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Running(format!("standard output: {e}"))),
+        _ => Ok(()),
+    }
+}
+
+/// Writes one JSON object to standard output.
+pub(crate) fn answer_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(|e| Failure::Running(format!("could not write JSON: {e}")))?;
+    answer(&text)
+}
+
+/// Writes a line to standard error. There is nowhere left to report that this failed.
+pub(crate) fn note(text: &str) {
+    writeln!(io::stderr().lock(), "{text}").ok();
+}
+
+/// A file that will appear under its name only once it is whole: written beside it, then renamed.
+pub(crate) struct NewFile {
+    flag: &'static str,
+    path: PathBuf,
+    partial: PathBuf,
+}
+
+impl NewFile {
+    /// The file that `flag` names. Whether it can be written is tried now, before the work whose result it will hold;
+    /// nothing stays on disk until [`NewFile::commit`].
+    pub(crate) fn plan(flag: &'static str, path: &Path) -> Result<Self, Failure> {
+        let wrong = |message: String| Failure::from(InputError::new(flag, message).value(path.to_string_lossy()));
+        let name = path.file_name().ok_or_else(|| wrong("is not a file name".to_owned()))?;
+        if path.is_dir() {
+            return Err(wrong("is a folder; a file is written".to_owned()));
+        }
+        let mut partial_name = name.to_owned();
+        partial_name.push(format!(".{}.partial", std::process::id()));
+        let partial = path.with_file_name(partial_name);
+        File::create(&partial).and_then(|_| fs::remove_file(&partial)).map_err(|e| wrong(format!("cannot be written: {e}")))?;
+        Ok(Self { flag, path: path.to_owned(), partial })
+    }
+    /// Writes the whole content and gives the file its name.
+    pub(crate) fn commit(self, content: &[u8]) -> Result<(), Failure> {
+        let written = File::create(&self.partial).and_then(|mut file| {
+            file.write_all(content)?;
+            file.sync_all()
+        });
+        written.and_then(|()| fs::rename(&self.partial, &self.path)).map_err(|e| {
+            fs::remove_file(&self.partial).ok();
+            Failure::Running(format!("{} {}: {e}", self.flag, self.path.display()))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_appears_whole_or_not_at_all() {
+        let dir = std::env::temp_dir().join(format!("moetwin-output-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("trace.json");
+        let planned = NewFile::plan("--trace", &path).unwrap();
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+        planned.commit(b"whole").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+        for wrong in [dir.as_path(), Path::new(".."), &dir.join("no/such/folder/x")] {
+            assert!(matches!(NewFile::plan("--trace", wrong), Err(Failure::Input(_))), "{}", wrong.display());
+        }
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
