@@ -1,3 +1,4 @@
 //! A machine that obeys a program in virtual time.
 
 pub mod cost;
+pub mod explore;
