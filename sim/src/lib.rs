@@ -10,3 +10,4 @@ pub mod time;
 
 pub use events::EventQueue;
 pub use time::{Duration, Time};
+pub mod explore;
