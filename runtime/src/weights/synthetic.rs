@@ -73,7 +73,7 @@ enum Grid {
     Uniform { mean: f32, half_width: f32 },
     /// An e4m3 element times a scale.
     Fp8 { scale: f32 },
-    /// A nibble of -7..=7 times a scale, rounded to bf16.
+    /// An integer of -7..=7 times a scale.
     Int4 { scale: f32 },
     /// An e2m1 element times a scale.
     Fp4 { scale: f32 },
@@ -114,12 +114,11 @@ impl Grid {
             WeightFormat::Int4Group { .. } => {
                 // Mean square of the integers -7..=7.
                 let deviation_of_codes = (2.0 * (1..=7).map(|n| f64::from(n * n)).sum::<f64>() / 15.0).sqrt();
-                Grid::Int4 { scale: bf16::from_f64(deviation / deviation_of_codes).to_f32() }
+                Grid::Int4 { scale: power_of_two(deviation / deviation_of_codes) }
             }
-            // One power of two is a scale that both FP4 formats can hold exactly.
             WeightFormat::Nvfp4 | WeightFormat::Mxfp4 => {
                 let deviation_of_codes = (E2M1.iter().map(|v| f64::from(v * v)).sum::<f64>() / 8.0).sqrt();
-                Grid::Fp4 { scale: libm::exp2(libm::log2(deviation / deviation_of_codes).round()) as f32 }
+                Grid::Fp4 { scale: power_of_two(deviation / deviation_of_codes) }
             }
         }
     }
@@ -131,7 +130,7 @@ impl Grid {
             Grid::Fp8 { scale } => decode_e4m3(encode_e4m3(unit() * E4M3_MAX)) * scale,
             Grid::Int4 { scale } => {
                 let code = ((u64::from(word) * 15) >> 32) as f32 - 7.0;
-                bf16::from_f32(code * scale).to_f32()
+                code * scale
             }
             Grid::Fp4 { scale } => {
                 let magnitude = E2M1[(word >> 29) as usize] * scale;
@@ -139,6 +138,11 @@ impl Grid {
             }
         }
     }
+}
+
+/// The nearest power of two: a scale that every 4-bit format can hold, and whose products bf16 can.
+fn power_of_two(scale: f64) -> f32 {
+    libm::exp2(libm::log2(scale).round()) as f32
 }
 
 /// A number for each role, never to be changed: seeds must keep their weights.

@@ -3,6 +3,7 @@
 //! Each `check_*` function takes any bytes, feeds them to a reader and panics where a promise is broken: the fuzz targets call them, and so do
 //! the tests that replay the corpora.
 
+pub mod deployments;
 pub mod models;
 mod safetensors;
 
