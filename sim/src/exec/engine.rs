@@ -8,7 +8,6 @@ use super::{HostCosts, SimError, Stuck, WaitsFor};
 use crate::cost::OpCost;
 use crate::events::EventQueue;
 use crate::time::{Duration, Time};
-use moetwin_kernels::cost::CostFacts;
 use moetwin_models::{IdVec, NodeId, RankId};
 use moetwin_runtime::{Action, Command, EventId, Program, StreamId};
 use std::collections::BTreeMap;
@@ -24,12 +23,6 @@ const STUCK_LISTED: usize = 16;
 pub(crate) struct Priced {
     pub(crate) cost: OpCost,
     pub(crate) message_bytes: u64,
-}
-
-impl Priced {
-    pub(super) fn new(cost: OpCost, facts: &CostFacts) -> Self {
-        Self { cost, message_bytes: facts.message_bytes }
-    }
 }
 
 /// Something that will happen.

@@ -10,16 +10,24 @@ mod check;
 mod engine;
 mod gpu;
 mod meet;
+mod network;
 mod price;
 mod span;
 mod transport;
 
+pub use network::Backends;
+pub use price::gpu_rates;
 pub use span::{Cause, ExchangeId, ExchangeRecord, SimTrace, Span, SpanId, SpanKind, Track};
 pub use transport::{Exchange, Outcome, Transport};
 
+use crate::collective::{GraphMode, Library};
+use crate::cost::{CostModel, KernelTables};
+use crate::machine::Machine;
 use crate::time::{Duration, Time};
-use moetwin_models::{IdVec, RankId};
+use moetwin_kernels::routing::RoutingLoad;
+use moetwin_models::{AllToAll, IdVec, RankId};
 use moetwin_runtime::{CommandId, EventId, Program, StreamId};
+use network::{MachineTransport, faster_links};
 
 /// Commands that one simulation may run, over all passes and ranks.
 const MAX_COMMANDS: u64 = 1 << 27;
@@ -106,6 +114,76 @@ pub enum SimError {
 
 fn more(count: usize, listed: usize) -> String {
     if count > listed { format!("; and {} more", count - listed) } else { String::new() }
+}
+
+/// How a program is run on a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SimOptions {
+    /// Whether the pass is one captured graph.
+    pub graphs: bool,
+    /// Whether peers may access each other's memory; `None` as the machine says.
+    pub peer_access: Option<bool>,
+    /// Whose collectives.
+    pub backends: Backends,
+    /// GPU of each rank by ordinal; empty: rank `i` on GPU `i`.
+    pub gpus: Vec<usize>,
+    /// Forward passes.
+    pub steps: u32,
+}
+
+impl Default for SimOptions {
+    fn default() -> Self {
+        let backends = Backends { all_reduce: Library::Nccl, all_to_all: AllToAll::None, nccl_graph: GraphMode::Detected };
+        Self { graphs: true, peer_access: None, backends, gpus: Vec::new(), steps: 1 }
+    }
+}
+
+/// Runs a program on a machine in virtual time.
+///
+/// # Errors
+/// If the program cannot be followed, its ranks do not fit the machine, an exchange cannot be carried out, or the ranks hang.
+pub fn simulate(program: &Program, machine: &Machine, routing: &dyn RoutingLoad, options: &SimOptions) -> Result<SimTrace, SimError> {
+    check::check(program)?;
+    let machine = match options.peer_access {
+        Some(on) => machine.clone().with_peer_access(on),
+        None => machine.clone(),
+    };
+    let gpus = placement(program, &machine, &options.gpus)?;
+    // One cost model for each GPU model of the machine.
+    let models: Vec<CostModel> =
+        machine.models.iter().map(|gpu| CostModel::new(gpu_rates(gpu), KernelTables::for_gpu(&gpu.name))).collect();
+    let of_rank: Vec<&CostModel> = gpus.iter().map(|&gpu| &models[machine.gpus[gpu].model]).collect();
+    let priced = price::price(program, &of_rank, routing)?;
+    let launch = &machine.launch;
+    let host = HostCosts {
+        graphs: options.graphs,
+        eager_kernel: launch.eager_kernel.value,
+        eager_collective: launch.eager_collective.value,
+        graph_launch: launch.graph_launch.value,
+        graph_node: launch.graph_node.value,
+    };
+    let faster = faster_links(&machine);
+    let mut transport = MachineTransport::new(&machine, &faster, options.backends);
+    execute(program, &priced, &gpus, host, options.steps, &mut transport)
+}
+
+/// The GPU of every rank.
+fn placement(program: &Program, machine: &Machine, wanted: &[usize]) -> Result<Vec<usize>, SimError> {
+    let (ranks, have) = (program.ranks.len(), machine.gpu_count());
+    let gpus: Vec<usize> = if wanted.is_empty() { (0..ranks).collect() } else { wanted.to_vec() };
+    let fail = |message: String| Err(SimError::Placement(message));
+    if gpus.len() != ranks {
+        return fail(format!("{} GPUs are named for {ranks} ranks", gpus.len()));
+    }
+    if let Some(gpu) = gpus.iter().find(|gpu| **gpu >= have || machine.gpu(**gpu).is_none()) {
+        return fail(format!("{ranks} ranks need GPU {gpu}, {} has {have}", machine.name));
+    }
+    let mut sorted = gpus.clone();
+    sorted.sort_unstable();
+    match sorted.windows(2).find(|w| w[0] == w[1]) {
+        Some(w) => fail(format!("GPU {} is named for two ranks", w[0])),
+        None => Ok(gpus),
+    }
 }
 
 /// Runs `steps` passes of a program whose commands are priced, over a transport.
