@@ -68,6 +68,12 @@ pub struct OpCost {
     pub bound: Bound,
 }
 
+impl OpCost {
+    /// No kernel, no time.
+    pub const NOTHING: Self =
+        Self { duration_ps: 0, memory_ps: 0, compute_ps: 0, kernels: 0, provenance: Provenance::Modelled, bound: Bound::Launch };
+}
+
 /// Shape of a dense GEMM, `[m, k] x [n, k]^T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GemmShape {
@@ -149,14 +155,7 @@ impl<T: CostTable> CostModel<T> {
     pub fn cost(&self, graph: &Graph, node: NodeId, rank: RankId, facts: &CostFacts) -> OpCost {
         let node = &graph.nodes[node];
         if facts.kernels == 0 {
-            return OpCost {
-                duration_ps: 0,
-                memory_ps: 0,
-                compute_ps: 0,
-                kernels: 0,
-                provenance: Provenance::Modelled,
-                bound: Bound::Launch,
-            };
+            return OpCost::NOTHING;
         }
         let query = Query::of(graph, node, rank, facts);
         let element = match query {
