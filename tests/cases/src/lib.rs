@@ -5,6 +5,7 @@
 
 mod config;
 pub mod deployments;
+pub mod init_plans;
 pub mod models;
 mod safetensors;
 
