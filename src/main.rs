@@ -6,7 +6,10 @@ mod digest;
 mod error;
 mod nearest;
 mod output;
+mod prediction;
+mod report;
 mod resolve;
+mod scenario;
 mod table;
 
 use clap::Parser;

@@ -1,7 +1,8 @@
-//! From what `--model` names to what it means.
+//! From what `--model` and `--machine` name to what they mean.
 
 use crate::error::{Failure, InputError};
 use moetwin::models::{ModelSpec, config, zoo};
+use moetwin::sim::machine::{self, Machine};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -51,6 +52,20 @@ pub(crate) fn model(argument: &'static str, text: &str) -> Result<Model, Failure
         Failure::from(InputError::new(argument, e.to_string()).value(text))
     })?;
     Ok(Model { spec, folder })
+}
+
+/// Resolves what `argument` gives as a machine: a built-in name, else a machine file.
+pub(crate) fn machine(argument: &'static str, text: &str) -> Result<Machine, Failure> {
+    if let Some(found) = machine::find(text) {
+        return Ok(found);
+    }
+    let path = Path::new(text);
+    if !path.is_file() {
+        let error = InputError::new(argument, "is neither a built-in machine nor a file that exists").value(text);
+        return Err(error.names(machine::names()).accepted(machine::names().chain(["a machine file"])).into());
+    }
+    let content = read_text(argument, text, path)?;
+    machine::from_json(&content).map_err(|e| InputError::new(argument, format!("{}: {e}", path.display())).value(text).into())
 }
 
 /// Reads a text file that an argument names. Files that are not text, or longer than any honest one, are refused.

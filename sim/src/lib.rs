@@ -5,6 +5,7 @@ pub mod collective;
 pub mod cost;
 pub mod events;
 pub mod exec;
+pub mod explore;
 pub mod import;
 pub mod machine;
 pub mod network;
