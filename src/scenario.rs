@@ -1,6 +1,9 @@
 //! From flags to what the library needs: a model, a machine, a deployment and a step.
 
-use crate::args::{AllReduceKind, DEFAULT_CONTEXT, DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Engine, NcclGraph, Routing, Speculation, Switch, not_yet};
+use crate::args::{
+    AllReduceKind, DEFAULT_CONTEXT, DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Engine, NcclGraph, Routing, Speculation, Switch,
+    not_yet,
+};
 use crate::error::{Failure, InputError};
 use crate::resolve::{self, Model};
 use moetwin::kernels::routing::{Distribution, RoutingHistogram};
@@ -127,14 +130,10 @@ fn refuse_later_flags(args: &DeploymentArgs) -> Result<(), Failure> {
 fn too_many_ranks(args: &DeploymentArgs, deployment: &Deployment, machine: &Machine) -> Failure {
     let gpus = machine.gpu_count();
     let (tp, pp, replicas) = (deployment.tp, deployment.pp, deployment.replicas);
-    let message = format!("tp {tp} x pp {pp} x replicas {replicas} makes {} ranks, and {} has {gpus} GPUs", deployment.ranks(), machine.name);
-    let given = [
-        ("--tp", args.tp),
-        ("--ep", args.ep),
-        ("--dp-attention", args.dp_attention),
-        ("--pp", args.pp),
-        ("--replicas", args.replicas),
-    ];
+    let message =
+        format!("tp {tp} x pp {pp} x replicas {replicas} makes {} ranks, and {} has {gpus} GPUs", deployment.ranks(), machine.name);
+    let given =
+        [("--tp", args.tp), ("--ep", args.ep), ("--dp-attention", args.dp_attention), ("--pp", args.pp), ("--replicas", args.replicas)];
     let (flag, value) = given.into_iter().find_map(|(flag, value)| Some((flag, value.filter(|v| *v > 1)?))).unwrap_or(("--tp", tp));
     InputError::new(flag, message).value(value.to_string()).accepted([format!("at most {gpus} ranks")]).into()
 }
@@ -172,7 +171,9 @@ fn routing(routing: Option<&Routing>, model: &Model) -> Result<Distribution, Fai
             let text = resolve::read_text("--routing", &value, path)?;
             let histogram: RoutingHistogram = serde_json::from_str(&text).map_err(|e| {
                 let message = format!("{}: {e}", path.display());
-                Failure::from(InputError::new("--routing", message).value(&value).accepted(["{\"schema\": 1, \"layers\": {\"3\": [counts]}}"]))
+                Failure::from(
+                    InputError::new("--routing", message).value(&value).accepted(["{\"schema\": 1, \"layers\": {\"3\": [counts]}}"]),
+                )
             })?;
             (Distribution::Histogram(histogram), value)
         }

@@ -7,9 +7,11 @@ constexpr int PER_LANE = 16;
 
 // Rotates a head's first `dim` elements held in `v` (float). `frequencies[dim / 2]`; cos and sin are multiplied by `factor`.
 // Interleaved pairs come out as halves. `out` may be `v` only for rotate-half.
-__device__ __forceinline__ void rotate_pair(float a, float b, int position, float frequency, float factor, float* first, float* second) {
+// The angle is taken in double: at position 262143 a float product would be off by a hundredth of a radian.
+__device__ __forceinline__ void rotate_pair(float a, float b, int position, double frequency, float factor, float* first, float* second) {
+    const double turns = position * frequency * 0.15915494309189535;
     float s, c;
-    sincosf(float(position) * frequency, &s, &c);
+    sincospif(float(2.0 * (turns - floor(turns))), &s, &c);
     *first = (a * c - b * s) * factor;
     *second = (b * c + a * s) * factor;
 }
@@ -33,7 +35,7 @@ extern "C" __global__ void mla_norm(const bf16* in, const bf16* q_weight, const 
 }
 
 // MLA: rotates the rope part of every query head and of the latent, appends the latent to the cache. Grid: (T, heads + 1); head `heads` is the latent.
-extern "C" __global__ void mla_rope(const bf16* q_in, const bf16* latent, const int* positions, bf16* q_out, bf16* cache, const float* frequencies,
+extern "C" __global__ void mla_rope(const bf16* q_in, const bf16* latent, const int* positions, bf16* q_out, bf16* cache, const double* frequencies,
                                     const SequenceRows* sequences, int sequence_count, int heads, int nope, int kv_lora, int rope, int interleaved, float factor) {
     const int t = blockIdx.x, head = blockIdx.y, position = positions[t];
     const bf16* from;
@@ -185,7 +187,7 @@ extern "C" __global__ void mla_prefill(const bf16* q, const bf16* kv, const bf16
 }
 
 // GQA: per-head norms, rotation, cache append. in[T, q | k | v], cache rows [k | v]. Grid: (T, heads + 2 * kv_heads). Shared: head_dim floats.
-extern "C" __global__ void qkv_prepare(const bf16* in, const int* positions, bf16* cache, const bf16* q_weight, const bf16* k_weight, bf16* q_out, const float* frequencies,
+extern "C" __global__ void qkv_prepare(const bf16* in, const int* positions, bf16* cache, const bf16* q_weight, const bf16* k_weight, bf16* q_out, const double* frequencies,
                                        const SequenceRows* sequences, int sequence_count, int heads, int kv_heads, int head_dim, int rope, int interleaved, float factor,
                                        float eps) {
     extern __shared__ float row[];

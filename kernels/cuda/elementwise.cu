@@ -42,11 +42,10 @@ extern "C" __global__ void add(const bf16* a, const bf16* b, bf16* out, u64 n) {
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) out[i] = to_bf16(f32(a[i]) + f32(b[i]));
 }
 
-// out = y * sigmoid(score[row]).
-extern "C" __global__ void sigmoid_scale(const bf16* y, const bf16* score, bf16* out, int n) {
-    const float gate = sigmoid(f32(score[blockIdx.x]));
-    const size_t start = (size_t)blockIdx.x * n;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) out[start + i] = to_bf16(f32(y[start + i]) * gate);
+// out = y * sigmoid(score); one score a row, or `score_width == n` of them.
+extern "C" __global__ void sigmoid_scale(const bf16* y, const bf16* score, bf16* out, int n, int score_width) {
+    const size_t start = (size_t)blockIdx.x * n, scores = (size_t)blockIdx.x * score_width;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) out[start + i] = to_bf16(f32(y[start + i]) * sigmoid(f32(score[scores + (score_width == n ? i : 0)])));
 }
 
 __device__ __forceinline__ float activate(float gate, float up, int clamped, float alpha, float limit) {

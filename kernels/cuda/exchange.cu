@@ -49,3 +49,8 @@ extern "C" __global__ void all_reduce_one_shot(const bf16* in, bf16* out, const 
     __syncthreads();
     if (threadIdx.x == 0) epochs[blockIdx.x] = epoch;
 }
+
+// Columns from..from + width of every row of `in` go to columns to.. of `out`.
+extern "C" __global__ void copy_columns(const bf16* in, bf16* out, int in_width, int out_width, int from, int to, int width) {
+    for (int i = threadIdx.x; i < width; i += blockDim.x) out[(size_t)blockIdx.x * out_width + to + i] = in[(size_t)blockIdx.x * in_width + from + i];
+}

@@ -2,4 +2,5 @@
 
 pub mod cost;
 pub mod dequant;
+pub mod launch;
 pub mod reference;

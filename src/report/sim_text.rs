@@ -74,7 +74,11 @@ fn verdict(p: &Prediction) -> String {
     let ranks = p.ledger.ranks.len();
     match &p.start.story {
         None => {
-            let _ = writeln!(out, "Starts  yes: no order of {ranks} ranks' start-up steps breaks an invariant ({} states)", count(p.start.states));
+            let _ = writeln!(
+                out,
+                "Starts  yes: no order of {ranks} ranks' start-up steps breaks an invariant ({} states)",
+                count(p.start.states)
+            );
         }
         Some(story) => {
             let _ = writeln!(out, "Starts  NO: {}", story.trim_end());
@@ -85,11 +89,16 @@ fn verdict(p: &Prediction) -> String {
         (Some(e), _) => {
             let (need, free) = (bytes(e.need_bytes), bytes(e.free_bytes));
             let phase = phase_name(e.phase);
-            let _ = writeln!(out, "Fits    NO: rank {} runs out at {phase}: {} needs {need}, and {free} of {capacity} are left", e.rank.0, e.line);
+            let _ = writeln!(
+                out,
+                "Fits    NO: rank {} runs out at {phase}: {} needs {need}, and {free} of {capacity} are left",
+                e.rank.0, e.line
+            );
         }
         (None, Some(rank)) => {
             let peak = rank.peak_bytes();
-            let _ = writeln!(out, "Fits    yes: {} of {capacity} on the fullest rank, {} spare", bytes(peak), bytes(p.capacity_bytes - peak));
+            let _ =
+                writeln!(out, "Fits    yes: {} of {capacity} on the fullest rank, {} spare", bytes(peak), bytes(p.capacity_bytes - peak));
         }
         (None, None) => {}
     }
@@ -97,7 +106,8 @@ fn verdict(p: &Prediction) -> String {
         Some(served) => {
             let b = &served.breakdown;
             let asked = p.scenario.step.sequences.len();
-            let queued = if served.batch < asked { format!(" with the {} of {asked} sequences that fit", served.batch) } else { String::new() };
+            let queued =
+                if served.batch < asked { format!(" with the {} of {asked} sequences that fit", served.batch) } else { String::new() };
             let _ = writeln!(out, "Speed   {:.1} tok/s, {:.2} ms a step{queued}", b.tokens_per_s, b.step_ms);
         }
         None => {
