@@ -24,6 +24,8 @@ pub(super) struct RopeDefaults {
     pub(super) partial_allowed: bool,
     /// Pairs are adjacent.
     pub(super) interleaved: bool,
+    /// Scaling where the file has no rotary object at all.
+    pub(super) absent: RopeScaling,
     /// A scaling without an exact rule costs the same as none: warn instead of refusing.
     pub(super) cost_only: bool,
 }
@@ -56,7 +58,7 @@ pub(super) fn read(text: &Fields<'_>, head_dim: u32, layer_type: &str, defaults:
     let dim = dimension(text, fields.as_ref(), head_dim, defaults);
     let scaling = match &fields {
         Some(fields) => scaling(text, fields, defaults),
-        None => Some((RopeScaling::None, 1.0)),
+        None => Some((defaults.absent.clone(), 1.0)),
     };
     let (scaling, score_factor) = scaling?;
     Some(Rope { spec: RopeSpec { dim: dim?, theta: theta?, scaling, interleaved: defaults.interleaved }, score_factor })
