@@ -1,5 +1,6 @@
 //! How a graph becomes per-rank commands, and who obeys them.
 
+pub mod init;
 pub mod lower;
 pub mod program;
 pub mod verify;

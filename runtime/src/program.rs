@@ -1,7 +1,7 @@
 //! A program: what every rank is told, in the order its streams run it. Plain data; simulator, reference and GPUs obey the same one.
 
 use moetwin_models::{Graph, IdVec, NodeId, RankId, TensorId, define_id};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 define_id!(
     /// A set of ranks that communicate.
@@ -40,7 +40,7 @@ impl std::fmt::Display for CommandId {
 }
 
 /// Ranks that communicate with each other.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
     /// Name, for example `tp[0..8]`.
     pub name: String,

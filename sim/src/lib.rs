@@ -1,1 +1,3 @@
 //! A machine that obeys a program in virtual time.
+
+pub mod cost;

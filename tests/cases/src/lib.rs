@@ -1,1 +1,3 @@
-//! A machine that obeys a program in virtual time.
+//! Strategies and oracles shared by the property tests and the fuzz targets.
+
+pub mod models;

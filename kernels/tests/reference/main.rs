@@ -1,0 +1,10 @@
+//! Every op of the reference against hand-computed or published values and against a naive oracle written another way.
+
+mod collectives;
+mod elementwise;
+mod errors;
+mod gqa;
+mod harness;
+mod linear;
+mod mla;
+mod moe;

@@ -1,0 +1,25 @@
+//! From a model, a step and a deployment to the verified graph that every rank runs.
+
+use crate::build::{self, BuildError, BuildOptions};
+use crate::deployment::Deployment;
+use crate::graph::Graph;
+use crate::shard::{ShardError, shard};
+use crate::spec::ModelSpec;
+use crate::step::Step;
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// The model or the step contradicts itself.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The deployment cannot hold the model.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+}
+
+/// Builds, shards and verifies.
+pub fn plan(spec: &ModelSpec, step: &Step, deployment: &Deployment, options: &BuildOptions) -> Result<Graph, PlanError> {
+    let graph = build::forward(spec, step, options)?;
+    Ok(shard(&graph, deployment)?)
+}

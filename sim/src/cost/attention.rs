@@ -1,0 +1,169 @@
+//! Attention cores: MLA decode and prefill, GQA decode. Curves over the context (or prompt), on a grid of heads and batch.
+
+use super::interpolate::{Fit, RatioCurve, bracket, log_distance};
+use super::rates::{Element, GpuRates, family_floor_us};
+use super::table::{Family, Table};
+use super::{AttentionShape, Estimate};
+
+/// Bytes of an activation, and of a bf16 cache element.
+const ACTIVATION_BYTES: f64 = 2.0;
+
+/// What a row of a family reads and multiplies: set by the model for MLA, by the key for GQA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Geometry {
+    /// Key-value heads (1 for MLA).
+    pub(super) kv_heads: u64,
+    /// Elements that a cached token has a key-value head.
+    pub(super) cached: u64,
+    /// Elements of a query or key that are multiplied.
+    pub(super) key_dim: u64,
+    /// Elements of a value.
+    pub(super) value_dim: u64,
+    /// Latest tokens that are read, 0 for all.
+    pub(super) window: u64,
+}
+
+impl Geometry {
+    /// Absorbed MLA as all tables measured it: rank 512 with 64 rotary elements (DeepSeek, Kimi).
+    pub(super) const MLA_DECODE: Self = Self { kv_heads: 1, cached: 576, key_dim: 576, value_dim: 512, window: 0 };
+    /// Expanded MLA: 128 + 64 elements a key, 128 a value.
+    pub(super) const MLA_PREFILL: Self = Self { kv_heads: 1, cached: 576, key_dim: 192, value_dim: 128, window: 0 };
+
+    /// Grouped-query attention.
+    pub(super) fn gqa(kv_heads: u64, head_dim: u64, window: u64) -> Self {
+        Self { kv_heads, cached: 2 * head_dim, key_dim: head_dim, value_dim: head_dim, window }
+    }
+}
+
+/// Times of one geometry and cache type.
+#[derive(Clone, Debug)]
+pub(super) struct AttentionTimes {
+    family: Family,
+    geometry: Geometry,
+    cache_bytes: f64,
+    heads: Vec<u64>,
+    grid: Vec<Line>,
+    gpu: GpuRates,
+}
+
+#[derive(Clone, Debug)]
+struct Line {
+    heads: u64,
+    batch: u64,
+    curve: RatioCurve,
+}
+
+/// Bytes that go through memory and multiply-adds (counted two). `x` is the context of a sequence, or its prompt.
+fn work(family: Family, geometry: Geometry, cache_bytes: f64, heads: f64, batch: f64, x: f64) -> (f64, f64) {
+    let seen = if geometry.window > 0 { x.min(geometry.window as f64) } else { x };
+    let cache = batch * seen * geometry.kv_heads as f64 * geometry.cached as f64 * cache_bytes;
+    let pairs = if family == Family::MlaPrefill { batch * x * (x + 1.0) / 2.0 } else { batch * seen };
+    let queries = if family == Family::MlaPrefill { batch * x } else { batch };
+    let head_dims = heads * (geometry.key_dim + geometry.value_dim) as f64;
+    (cache + queries * head_dims * ACTIVATION_BYTES, 2.0 * pairs * head_dims)
+}
+
+/// The physical model: floor + the longer of moving and multiplying.
+fn physical_us(gpu: &GpuRates, family: Family, (bytes, flops): (f64, f64)) -> f64 {
+    family_floor_us(family) + gpu.memory_us(bytes).max(gpu.compute_us(flops, Element::Bf16))
+}
+
+impl AttentionTimes {
+    /// The times of a geometry in a table, `None` where it has none. `cache` is the table's word for the cache's element type.
+    pub(super) fn new(table: &Table, geometry: Geometry, cache: &str, cache_bytes: f64, gpu: &GpuRates) -> Option<Self> {
+        let family = table.family;
+        let mut grid: Vec<Line> = Vec::new();
+        for curve in table.curves.iter().filter(|c| c.words[2] == cache) {
+            let (heads, batch, measured) = match (family, &curve.numbers[..]) {
+                (Family::MlaDecode | Family::MlaPrefill, &[heads, batch]) => (heads, batch, geometry),
+                (Family::GqaDecode, &[heads, kv_heads, dim, window, batch]) => (heads, batch, Geometry::gqa(kv_heads, dim, window)),
+                _ => continue,
+            };
+            if measured != geometry || heads == 0 || batch == 0 || grid.iter().any(|l| (l.heads, l.batch) == (heads, batch)) {
+                continue;
+            }
+            let points = curve.points.iter().map(|&(x, us)| {
+                let work = work(family, geometry, cache_bytes, heads as f64, batch as f64, x as f64);
+                // The benchmark repeats one cache, which may stay in L2: no row beats what memory allows.
+                (x as f64, libm::log(us.max(gpu.memory_us(work.0)) / physical_us(gpu, family, work)))
+            });
+            grid.push(Line { heads, batch, curve: RatioCurve::new(points.collect()) });
+        }
+        let mut heads: Vec<u64> = grid.iter().map(|l| l.heads).collect();
+        heads.sort_unstable();
+        heads.dedup();
+        grid.sort_by_key(|l| (l.heads, l.batch));
+        (!grid.is_empty()).then(|| Self { family, geometry, cache_bytes, heads, grid, gpu: gpu.clone() })
+    }
+    /// Time of a core of the measured geometry. Several new tokens a sequence count as that many times the heads, as absorbed kernels
+    /// lay them out.
+    pub(super) fn estimate(&self, shape: AttentionShape) -> Option<Estimate> {
+        self.estimate_for(self.geometry, shape)
+    }
+    /// Time of a core of another geometry: its physical model, times what was measured beside this one's.
+    pub(super) fn estimate_for(&self, geometry: Geometry, shape: AttentionShape) -> Option<Estimate> {
+        let batch = shape.batch.max(1) as f64;
+        let new = shape.tokens as f64 / batch;
+        let prefill = self.family == Family::MlaPrefill;
+        let heads = if prefill { shape.heads as f64 } else { shape.heads as f64 * new.max(1.0) };
+        let x = if prefill { new } else { shape.kv_rows as f64 / batch }.max(1.0);
+        let (ratio, fit) = self.ratio(heads, batch, x)?;
+        let work = work(self.family, geometry, self.cache_bytes, heads, batch, x);
+        let us = physical_us(&self.gpu, self.family, work) * libm::exp(ratio);
+        let fit = if geometry == self.geometry { fit } else { Fit::Outside };
+        // Held to what memory allows: no longer the measurement.
+        let held = us <= self.gpu.memory_us(work.0) * 1.000_001;
+        Some(Estimate { us, fit: if held { fit.max(Fit::Inside) } else { fit } })
+    }
+    fn ratio(&self, heads: f64, batch: f64, x: f64) -> Option<(f64, Fit)> {
+        self.ratio_without(None, heads, batch, x)
+    }
+    /// Bilinear between heads and batches, then along the context; one line of the grid may be left out.
+    fn ratio_without(&self, left_out: Option<(u64, u64)>, heads: f64, batch: f64, x: f64) -> Option<(f64, Fit)> {
+        let (head_corners, mut fit) = bracket(&self.heads, heads);
+        let (mut sum, mut weights) = (0.0, 0.0);
+        for (head, head_weight) in head_corners {
+            let lines: Vec<&Line> = self.grid.iter().filter(|l| l.heads == head && Some((l.heads, l.batch)) != left_out).collect();
+            let batches: Vec<u64> = lines.iter().map(|l| l.batch).collect();
+            let (corners, batch_fit) = bracket(&batches, batch);
+            fit = fit.max(batch_fit);
+            for (at, batch_weight) in corners {
+                let Some(line) = lines.iter().find(|l| l.batch == at) else { continue };
+                let reading = line.curve.at(x)?;
+                fit = fit.max(reading.fit);
+                sum += head_weight * batch_weight * reading.ln_ratio;
+                weights += head_weight * batch_weight;
+            }
+        }
+        (weights > 0.0).then(|| (sum / weights, fit))
+    }
+    /// Relative error of each point when its whole line is left out and lies between others.
+    pub(super) fn leave_one_out(&self) -> Vec<f64> {
+        let mut errors = Vec::new();
+        for line in &self.grid {
+            for &(x, ln_ratio) in line.curve.points() {
+                let others = self.ratio_without(Some((line.heads, line.batch)), line.heads as f64, line.batch as f64, x);
+                if let Some((ratio, Fit::Exact | Fit::Inside)) = others {
+                    errors.push((libm::exp(ratio - ln_ratio) - 1.0).abs());
+                }
+            }
+        }
+        errors
+    }
+}
+
+/// The measured geometry nearest to `wanted` in a GQA table: same window rule, then closest heads and sizes.
+pub(super) fn nearest_gqa(table: &Table, wanted: Geometry) -> Option<Geometry> {
+    let mut best: Option<(f64, Geometry)> = None;
+    for curve in &table.curves {
+        let &[_, kv_heads, dim, window, _] = &curve.numbers[..] else { continue };
+        if (window > 0) != (wanted.window > 0) {
+            continue;
+        }
+        let distance = log_distance(&[kv_heads, dim, window], &[wanted.kv_heads, wanted.key_dim, wanted.window]);
+        if best.is_none_or(|(d, _)| distance < d) {
+            best = Some((distance, Geometry::gqa(kv_heads, dim, window)));
+        }
+    }
+    best.map(|(_, geometry)| geometry)
+}

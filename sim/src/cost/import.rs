@@ -1,0 +1,134 @@
+//! Kernel times of aiconfigurator-core (Apache-2.0), as CSV, to the [`Table`] text that is embedded.
+
+use super::table::{Curve, Family, Table};
+use std::collections::BTreeMap;
+
+/// A CSV that cannot be imported.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {message}")]
+pub struct ImportError {
+    /// Line, from 1.
+    pub line: usize,
+    /// What is wrong and what would be right.
+    pub message: String,
+}
+
+/// Columns that make the key of a family, in key order, then the column of x.
+fn columns(family: Family) -> (&'static [&'static str], &'static str) {
+    match family {
+        Family::Gemm => (&["kernel_source", "gemm_dtype", "n", "k"], "m"),
+        Family::Moe => (
+            &[
+                "kernel_source",
+                "moe_dtype",
+                "hidden_size",
+                "inter_size",
+                "topk",
+                "num_experts",
+                "moe_tp_size",
+                "moe_ep_size",
+                "distribution",
+            ],
+            "num_tokens",
+        ),
+        Family::MlaDecode => (&["kernel_source", "mla_dtype", "kv_cache_dtype", "num_heads", "batch_size"], "step"),
+        Family::MlaPrefill => (&["kernel_source", "mla_dtype", "kv_cache_dtype", "num_heads", "batch_size"], "isl"),
+        Family::GqaDecode => (
+            &["kernel_source", "attn_dtype", "kv_cache_dtype", "num_heads", "num_key_value_heads", "head_dim", "window_size", "batch_size"],
+            "step",
+        ),
+    }
+}
+
+/// Rows of a context: a decode row at `step` reads `step + 1` rows (the new token's own included).
+fn abscissa(family: Family, x: u64) -> u64 {
+    match family {
+        Family::MlaDecode | Family::GqaDecode => x + 1,
+        Family::Gemm | Family::Moe | Family::MlaPrefill => x,
+    }
+}
+
+/// Reads one CSV of times. Rows with the same key and x are repeats of one measurement and are averaged.
+pub fn import_csv(text: &str, gpu: &str, implementation: &str, family: Family) -> Result<Table, ImportError> {
+    let mut lines = text.lines().enumerate().map(|(i, l)| (i + 1, l));
+    let (_, header) = lines.next().ok_or(ImportError { line: 1, message: "no header".into() })?;
+    let names: Vec<&str> = header.trim().split(',').collect();
+    let find = |column: &str| names.iter().position(|n| *n == column);
+    let (key, x) = columns(family);
+    let need = |column: &'static str| match (find(column), column) {
+        (Some(i), _) => Ok(Some(i)),
+        // Tables without sliding windows leave the column out.
+        (None, "window_size") => Ok(None),
+        (None, _) => Err(ImportError { line: 1, message: format!("no column `{column}` in `{}`", header.trim()) }),
+    };
+    let key = key.iter().map(|c| need(c)).collect::<Result<Vec<_>, _>>()?;
+    let (x, latency) = (need(x)?, need("latency_us")?);
+    let mut curves: BTreeMap<Vec<KeyPart>, BTreeMap<u64, Vec<f64>>> = BTreeMap::new();
+    for (line, row) in lines.filter(|(_, l)| !l.trim().is_empty()) {
+        let cells: Vec<&str> = row.trim().split(',').collect();
+        let cell = |index: Option<usize>| index.map_or(Some("0"), |i| cells.get(i).copied());
+        let bad = |what: &str| ImportError { line, message: format!("{what} in `{}`", row.trim()) };
+        let key = key.iter().map(|&i| cell(i).map(KeyPart::new).ok_or_else(|| bad("a missing cell"))).collect::<Result<Vec<_>, _>>()?;
+        let at: u64 = cell(x).and_then(|c| c.parse().ok()).ok_or_else(|| bad("no whole number for x"))?;
+        let time: f64 =
+            cell(latency).and_then(|c| c.parse().ok()).filter(|t: &f64| t.is_finite() && *t > 0.0).ok_or_else(|| bad("no time"))?;
+        curves.entry(key).or_default().entry(abscissa(family, at)).or_default().push(time);
+    }
+    let curves = curves.into_iter().map(|(key, points)| curve(key, points)).collect();
+    Ok(Table { gpu: gpu.to_owned(), implementation: implementation.to_owned(), family, curves })
+}
+
+/// Numbers sort as numbers, words as words.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum KeyPart {
+    Number(u64),
+    Word(String),
+}
+
+impl KeyPart {
+    fn new(cell: &str) -> Self {
+        cell.parse().map_or_else(|_| KeyPart::Word(cell.replace([' ', '|'], "_")), KeyPart::Number)
+    }
+}
+
+fn curve(key: Vec<KeyPart>, points: BTreeMap<u64, Vec<f64>>) -> Curve {
+    let (mut words, mut numbers) = (Vec::new(), Vec::new());
+    for part in key {
+        match part {
+            KeyPart::Number(n) => numbers.push(n),
+            KeyPart::Word(w) => words.push(w),
+        }
+    }
+    let mean = |times: &[f64]| five_digits(times.iter().sum::<f64>() / times.len() as f64);
+    Curve { words, numbers, points: points.iter().map(|(x, times)| (*x, mean(times))).collect() }
+}
+
+/// The source states five significant digits; an average keeps as many.
+fn five_digits(value: f64) -> f64 {
+    format!("{value:.4e}").parse().unwrap_or(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeats_are_averaged_and_decode_rows_count_themselves() {
+        let csv = "kernel_source,mla_dtype,kv_cache_dtype,num_heads,batch_size,isl,tp_size,step,latency_us\n\
+                   triton,bfloat16,bfloat16,2,1,1,32,127,16.683\ntriton,bfloat16,bfloat16,2,1,1,32,127,16.723\n\
+                   triton,bfloat16,bfloat16,2,1,1,32,1,14.71\n";
+        let table = import_csv(csv, "g", "e", Family::MlaDecode).unwrap();
+        assert_eq!(table.curves.len(), 1);
+        assert_eq!(table.curves[0].points, [(2, 14.71), (128, 16.703)]);
+        assert_eq!(Table::parse(&table.render("c")).unwrap(), table);
+    }
+
+    #[test]
+    fn wrong_csv_names_line_and_column() {
+        let error = import_csv("a,b\n1,2\n", "g", "e", Family::Gemm).unwrap_err();
+        assert!(error.line == 1 && error.message.contains("kernel_source"), "{error}");
+        let csv = "kernel_source,gemm_dtype,m,n,k,latency_us\nk,bf16,1,2,3,-4\n";
+        assert_eq!(import_csv(csv, "g", "e", Family::Gemm).unwrap_err().line, 2);
+        assert_eq!(import_csv(&csv.replace("-4", "4").replace("1,2,3", "1,2"), "g", "e", Family::Gemm).unwrap_err().line, 2);
+    }
+}
