@@ -148,9 +148,8 @@ fn finish(mut spec: ModelSpec, head: WeightFormat, root: &Fields<'_>, sink: &Sin
         sink.warn(format!("the head is stored as {}, but modelled as {}", head.name(), spec.embedding_format.name()));
         spec.executable = false;
     }
-    let costed = formats(&spec).find(|f| matches!(f, WeightFormat::Nvfp4 | WeightFormat::Mxfp4));
-    if let Some(format) = costed {
-        sink.warn(format!("{} weights are modelled for cost only: they cannot be loaded or executed", format.name()));
+    if formats(&spec).any(|f| f == WeightFormat::Nvfp4) {
+        sink.warn("nvfp4 weights are modelled for cost only: they cannot be loaded or executed");
         spec.executable = false;
     } else if !spec.executable {
         sink.warn(format!("{} is modelled for cost only: its values are not computed", spec.model_type));

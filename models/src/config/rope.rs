@@ -90,7 +90,11 @@ fn dimension(text: &Fields<'_>, fields: Option<&Fields<'_>>, head_dim: u32, defa
     let dim = (f64::from(head_dim) * partial) as u32;
     if dim == 0 || !dim.is_multiple_of(2) {
         let problem = format!("rotary embedding needs an even number of dimensions, but {partial} of a head of {head_dim} gives {dim}");
-        place.fault("partial_rotary_factor", problem, "a share of the head that is even and not zero");
+        let accepted = "sizes that give an even number, not zero";
+        match given {
+            Some(_) => place.fault("partial_rotary_factor", problem, accepted),
+            None => text.fault(text.which(&["qk_rope_head_dim", "head_dim"]), problem, accepted),
+        }
         return None;
     }
     Some(dim)

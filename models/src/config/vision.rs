@@ -93,9 +93,14 @@ pub(super) fn llama4(ctx: &Context<'_>) -> Option<Vec<OutsideModule>> {
         depth.checked_mul(layer)?,
         4 * d,
         i * input + output * output,
-        features? * ctx.base.as_ref()?.hidden,
+        features? * hidden(ctx),
     ];
     counted(ctx, bounded(&vision, "hidden_size", parts.into_iter().try_fold(0, u64::checked_add))?)
+}
+
+/// Width of the decoder. Without one the read fails anyway, and the tower's own faults should still be found.
+fn hidden(ctx: &Context<'_>) -> u64 {
+    ctx.base.as_ref().map_or(1, |b| b.hidden)
 }
 
 fn no_tower(ctx: &Context<'_>) -> Option<Vec<OutsideModule>> {
@@ -126,7 +131,7 @@ fn bounded(vision: &Fields<'_>, key: &str, total: Option<u64>) -> Option<u64> {
 /// The tower and projector of a wrapper, nothing where it has no `vision_config`.
 fn tower(ctx: &Context<'_>, layout: &Layout) -> Option<Vec<OutsideModule>> {
     let Some(vision) = ctx.root.maybe_object("vision_config")? else { return no_tower(ctx) };
-    counted(ctx, parameters(&vision, layout, ctx.base.as_ref()?.hidden)?)
+    counted(ctx, parameters(&vision, layout, hidden(ctx))?)
 }
 
 fn parameters(vision: &Fields<'_>, layout: &Layout, hidden: u64) -> Option<u64> {

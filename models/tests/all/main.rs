@@ -2,7 +2,14 @@
 
 // By path, since the library of cases depends on crates above this one.
 #[allow(unreachable_pub, dead_code)]
+#[path = "../../../tests/cases/src/configs.rs"]
+mod configs;
+#[allow(unreachable_pub, dead_code)]
 #[path = "../../../tests/cases/src/models.rs"]
 mod models;
 
+mod config_families;
+mod config_faults;
+mod config_properties;
+mod facts;
 mod kimi;
