@@ -49,7 +49,8 @@ impl InputError {
     /// What would have been accepted; for an unknown name, those that resemble the value come first.
     pub(crate) fn accepted<S: Into<String>>(mut self, accepted: impl IntoIterator<Item = S>) -> Self {
         self.accepted = accepted.into_iter().map(Into::into).collect();
-        if let Some(value) = &self.value {
+        // A number next to the wrong one is not what was meant.
+        if let Some(value) = self.value.as_ref().filter(|v| v.parse::<f64>().is_err()) {
             self.nearest = crate::nearest::nearest(value, &self.accepted);
         }
         self

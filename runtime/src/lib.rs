@@ -1,8 +1,11 @@
 //! How a graph becomes per-rank commands, and who obeys them.
 
 pub mod init;
+pub mod ledger;
 pub mod lower;
 pub mod program;
+pub mod reference;
+pub mod session;
 pub mod verify;
 pub mod weights;
 

@@ -1,6 +1,7 @@
 //! One file a subcommand.
 
 mod completions;
+mod run;
 
 use crate::error::{Failure, Outcome};
 use clap::Subcommand;
@@ -10,6 +11,8 @@ use clap::Subcommand;
 pub(crate) enum Command {
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
+    /// Execute the program with real values
+    Run(run::RunArgs),
 }
 
 impl Command {
@@ -17,6 +20,7 @@ impl Command {
     pub(crate) fn run(self) -> Result<Outcome, Failure> {
         match self {
             Command::Completions(args) => completions::run(&args),
+            Command::Run(args) => run::run(&args),
         }
     }
 }

@@ -156,7 +156,8 @@ impl<'a> StoredMatrix<'a> {
                 for (c, o) in cols.zip(out) {
                     let integer = f32::from(nibble(row_bytes, c)) - 8.0;
                     let scale = bf16_at(scales, first + c / group as usize).to_f32();
-                    *o = bf16::from_f32(integer * scale).to_f32();
+                    // Exact: 4 bits times the 8 of a bf16 significand. The reference implementation multiplies in f32 and does not round again.
+                    *o = integer * scale;
                 }
             }
             WeightFormat::Nvfp4 => {

@@ -17,11 +17,9 @@ pub struct Library {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
     /// No candidate file exists, and the loader knows none.
-    #[error("{name} was not found ({})", .tried.join("; "))]
+    #[error("not found (tried {})", .tried.join("; "))]
     NotFound {
-        /// The library.
-        name: &'static str,
-        /// What was tried, with what the loader said.
+        /// What was tried, with what the loader said where the file is there.
         tried: Vec<String>,
     },
     /// A candidate opened and lacks a symbol.
@@ -55,9 +53,9 @@ impl Library {
             }
         }
         if tried.is_empty() {
-            tried.push("no such file in the folders searched".to_owned());
+            tried.push(format!("{} in every folder searched", wanted.files[0]));
         }
-        Err(OpenError::NotFound { name: wanted.name, tried })
+        Err(OpenError::NotFound { tried })
     }
     /// Where the loader found it.
     pub fn path(&self) -> &Path {
@@ -79,12 +77,16 @@ impl Library {
     }
 }
 
-/// What the loader said, on one line and without repeating the name.
+/// The candidate, and what the loader said unless that is only that there is no such file.
 fn message(candidate: &Path, e: &libloading::Error) -> String {
     let text = std::error::Error::source(e).map_or_else(|| e.to_string(), ToString::to_string);
     let text = text.replace('\n', " ");
     let name = candidate.display().to_string();
-    if text.contains(&name) { text } else { format!("{name}: {text}") }
+    match text.strip_prefix(&name) {
+        Some(rest) if rest.starts_with(": cannot open shared object file: No such file") => name,
+        Some(_) => text,
+        None => format!("{name}: {text}"),
+    }
 }
 
 /// The file that the loader mapped for a bare name, as the kernel lists it.

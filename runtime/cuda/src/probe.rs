@@ -27,8 +27,8 @@ pub struct Found {
 pub struct Missing {
     /// What is wrong.
     pub why: String,
-    /// What to install or change.
-    pub install: String,
+    /// What to do about it, as a sentence.
+    pub remedy: String,
 }
 
 /// Whether a library is there.
@@ -84,7 +84,7 @@ pub fn probe(search: &Search) -> Probe {
     let nvrtc = match nvrtc_version(search) {
         Ok((library, version)) if version < NVRTC_AT_LEAST => Piece::Missing(Missing {
             why: format!("{} is version {}.{}, which cannot compile for sm_120a", library.path().display(), version.0, version.1),
-            install: NVRTC.install.to_owned(),
+            remedy: format!("install {}", NVRTC.install),
         }),
         Ok((library, (major, minor))) => found(library.path(), format!("{major}.{minor}")),
         Err(e) => missing(&NVRTC, &e),
@@ -106,8 +106,8 @@ fn found(path: &Path, version: String) -> Piece {
 }
 
 fn missing(wanted: &Wanted, why: &impl ToString) -> Piece {
-    let install = format!("{}; or name the file in {}", wanted.install, wanted.variable);
-    Piece::Missing(Missing { why: why.to_string(), install })
+    let remedy = format!("install {}; or name the file in {}", wanted.install, wanted.variable);
+    Piece::Missing(Missing { why: why.to_string(), remedy })
 }
 
 fn probe_driver(search: &Search, kernel_module: Option<&str>) -> (Piece, Vec<Gpu>, Vec<Missing>) {
@@ -127,25 +127,25 @@ fn probe_driver(search: &Search, kernel_module: Option<&str>) -> (Piece, Vec<Gpu
     let version = format!("{}.{}", code / 1000, code % 1000 / 10);
     if code < DRIVER_AT_LEAST {
         let why = format!("{} supports CUDA {version}; 13.0 is needed", driver.library().path().display());
-        return (Piece::Missing(Missing { why, install: DRIVER.install.to_owned() }), Vec::new(), Vec::new());
+        return (Piece::Missing(Missing { why, remedy: format!("install {}", DRIVER.install) }), Vec::new(), Vec::new());
     }
     let (mut gpus, mut problems) = (Vec::new(), Vec::new());
     match driver.device_count() {
         Ok(0) => problems.push(Missing {
             why: "the driver shows no GPU to this process".to_owned(),
-            install: "check CUDA_VISIBLE_DEVICES and `nvidia-smi -L`".to_owned(),
+            remedy: "check CUDA_VISIBLE_DEVICES and `nvidia-smi -L`".to_owned(),
         }),
         Ok(count) => {
             for ordinal in 0..count {
                 match describe(&driver, ordinal) {
                     Ok(gpu) => gpus.push(gpu),
-                    Err(e) => problems.push(Missing { why: format!("GPU {ordinal}: {e}"), install: "see `nvidia-smi -q`".to_owned() }),
+                    Err(e) => problems.push(Missing { why: format!("GPU {ordinal}: {e}"), remedy: "see `nvidia-smi -q`".to_owned() }),
                 }
             }
         }
-        Err(e) => problems.push(Missing { why: e.to_string(), install: "see `nvidia-smi`".to_owned() }),
+        Err(e) => problems.push(Missing { why: e.to_string(), remedy: "see `nvidia-smi`, and check CUDA_VISIBLE_DEVICES".to_owned() }),
     }
-    (found(driver.library().path(), version), gpus, problems)
+    (found(driver.library().path(), format!("supports CUDA {version}")), gpus, problems)
 }
 
 fn describe(driver: &Driver, ordinal: usize) -> Result<Gpu, DeviceError> {
@@ -187,7 +187,7 @@ impl Probe {
         all.extend(self.gpu_problems.iter().map(|m| ("GPU", m.clone())));
         if matches!(self.driver, Piece::Found(_)) && self.gpus.len() < ranks && self.gpu_problems.is_empty() {
             let why = format!("{ranks} ranks need {ranks} GPUs; this process sees {}", self.gpus.len());
-            all.push(("GPU", Missing { why, install: "fewer ranks, or more GPUs (check CUDA_VISIBLE_DEVICES)".to_owned() }));
+            all.push(("GPU", Missing { why, remedy: "deploy fewer ranks, or show it more GPUs (CUDA_VISIBLE_DEVICES)".to_owned() }));
         }
         all
     }
@@ -198,7 +198,7 @@ impl fmt::Display for Probe {
         for (name, piece) in self.pieces() {
             match piece {
                 Piece::Found(p) => writeln!(f, "{name}: {} ({})", p.version, p.path.display())?,
-                Piece::Missing(m) => writeln!(f, "{name}: missing: {}\n  install {}", m.why, m.install)?,
+                Piece::Missing(m) => writeln!(f, "{name}: missing: {}\n  {}", m.why, m.remedy)?,
             }
         }
         if let Some(v) = &self.kernel_module {
@@ -211,7 +211,7 @@ impl fmt::Display for Probe {
             writeln!(f, "GPU {n}: {name}, compute capability {cc}, {sm} SMs, {free:.1} of {total:.1} GiB free")?;
         }
         for problem in &self.gpu_problems {
-            writeln!(f, "GPU: {}\n  {}", problem.why, problem.install)?;
+            writeln!(f, "GPU: {}\n  {}", problem.why, problem.remedy)?;
         }
         Ok(())
     }

@@ -129,11 +129,24 @@ impl Search {
         if let Some(home) = variable("HOME") {
             site_packages.extend(python_folders(&home.join(".local/lib")));
         }
+        // The interpreter that a shell would start, so that an activated or merely listed environment counts.
+        for bin in env::var_os("PATH").iter().flat_map(env::split_paths).filter(|p| p.join("python3").exists()) {
+            site_packages.extend(bin.parent().map(|root| python_folders(&root.join("lib"))).unwrap_or_default());
+        }
         for root in ["/usr/local/lib", "/usr/lib", "/opt/conda/lib"] {
             site_packages.extend(python_folders(Path::new(root)));
         }
         folders.retain(|f| f.is_dir());
         site_packages.retain(|f| f.join("nvidia").is_dir());
+        for list in [&mut folders, &mut site_packages] {
+            let mut seen = Vec::new();
+            list.retain(|f| {
+                !seen.contains(f) && {
+                    seen.push(f.clone());
+                    true
+                }
+            });
+        }
         Self { given, loader: true, folders, site_packages }
     }
     /// What to hand to the loader for `wanted`, in order: full paths of files that exist, and bare names for its own search.

@@ -31,7 +31,7 @@ fn in_wheel(site: &Path) -> Search {
 
 fn missing(piece: &Piece) -> (&str, &str) {
     match piece {
-        Piece::Missing(m) => (&m.why, &m.install),
+        Piece::Missing(m) => (&m.why, &m.remedy),
         Piece::Found(f) => panic!("found {f:?}"),
     }
 }
@@ -41,7 +41,10 @@ fn nothing_anywhere_names_every_remedy() {
     let probed = probe(&Search::default());
     for ((_, piece), wanted) in probed.pieces().into_iter().zip([DRIVER, NVRTC, CUBLASLT, NCCL]) {
         let (why, install) = missing(piece);
-        assert!(why.contains(wanted.name) && install.contains(wanted.install) && install.contains(wanted.variable), "{why} / {install}");
+        assert!(
+            why.contains(wanted.files[0]) && install.contains(wanted.install) && install.contains(wanted.variable),
+            "{why} / {install}"
+        );
     }
     assert_eq!(probed.missing_for(1).iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["CUDA driver", "NVRTC", "cuBLASLt"]);
     assert_eq!(probed.missing_for(2).len(), 4);

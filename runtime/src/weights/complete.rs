@@ -4,8 +4,9 @@ use super::checkpoint::Checkpoint;
 use super::fault::Fault;
 use super::load::has_experts;
 use super::naming::Naming;
-use moetwin_models::spec::{Attention, Ffn, GqaSpec, LayerSpec, MlaSpec, MoeSpec, QkNorm};
-use moetwin_models::{DType, ModelSpec, WeightFormat, WeightRef, WeightRole};
+use moetwin_models::build::{self, BuildError};
+use moetwin_models::spec::Ffn;
+use moetwin_models::{BuildOptions, ModelSpec, Phase, Step, Tensor, TensorKind, WeightRef};
 
 /// Which decoder layers of a checkpoint are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,97 +30,14 @@ const OUTSIDE_MODULES: &[&str] = &[
     "model.multi_modal_projector.",
 ];
 
-/// Every weight of a model in the order of a forward pass, layer by layer; the head last.
-pub fn weights_of(spec: &ModelSpec) -> Vec<WeightRef> {
-    let plain = match spec.dtype {
-        DType::F16 => WeightFormat::F16,
-        DType::F32 => WeightFormat::F32,
-        DType::Bf16 | DType::Fp8 | DType::I32 => WeightFormat::Bf16,
+/// Every weight of a model, in the order in which a forward pass meets them: those of its graph.
+pub fn weights_of(spec: &ModelSpec) -> Result<Vec<WeightRef>, BuildError> {
+    let graph = build::forward(spec, &Step::uniform(Phase::Decode, 1, 0), &BuildOptions::default())?;
+    let weight = |t: &Tensor| match t.kind {
+        TensorKind::Weight(weight) => Some(weight),
+        _ => None,
     };
-    let mut list = List { plain, layer: None, weights: Vec::new() };
-    list.matrix(WeightRole::Embedding, spec.embedding_format);
-    for (index, layer) in spec.layers.iter().enumerate() {
-        list.layer = u16::try_from(index).ok();
-        list.layer(layer);
-    }
-    list.layer = None;
-    list.vectors(&[(WeightRole::FinalNorm, true)]);
-    list.matrix(WeightRole::LmHead, spec.embedding_format);
-    list.weights
-}
-
-struct List {
-    plain: WeightFormat,
-    layer: Option<u16>,
-    weights: Vec<WeightRef>,
-}
-
-impl List {
-    fn matrix(&mut self, role: WeightRole, format: WeightFormat) {
-        self.weights.push(WeightRef { role, layer: self.layer, format });
-    }
-    fn vectors(&mut self, roles: &[(WeightRole, bool)]) {
-        for (role, _) in roles.iter().filter(|(_, there)| *there) {
-            self.matrix(*role, self.plain);
-        }
-    }
-    fn layer(&mut self, layer: &LayerSpec) {
-        self.vectors(&[(WeightRole::InputNorm, true)]);
-        match &layer.attention {
-            Attention::Mla(mla) => self.mla(mla),
-            Attention::Gqa(gqa) => self.gqa(gqa),
-            Attention::Linear(linear) => self.matrix(WeightRole::Other(0), linear.format),
-        }
-        self.vectors(&[(WeightRole::PostAttentionNorm, true)]);
-        match &layer.ffn {
-            Ffn::Dense(dense) => {
-                self.matrix(WeightRole::DenseGateUp, dense.format);
-                self.matrix(WeightRole::DenseDown, dense.format);
-            }
-            Ffn::Moe(moe) => self.moe(moe),
-        }
-    }
-    fn mla(&mut self, mla: &MlaSpec) {
-        if mla.q_lora.is_some() {
-            self.matrix(WeightRole::QaKva, mla.format);
-            self.matrix(WeightRole::Qb, mla.format);
-        } else {
-            self.matrix(WeightRole::QDirect, mla.format);
-            self.matrix(WeightRole::Kva, mla.format);
-        }
-        self.matrix(WeightRole::KvB, mla.format);
-        self.matrix(WeightRole::O, mla.format);
-        self.vectors(&[
-            (WeightRole::QaNorm, mla.q_lora.is_some()),
-            (WeightRole::KvaNorm, true),
-            (WeightRole::QaKvaBias, mla.bias),
-            (WeightRole::OBias, mla.bias),
-        ]);
-    }
-    fn gqa(&mut self, gqa: &GqaSpec) {
-        self.matrix(WeightRole::Qkv, gqa.format);
-        self.matrix(WeightRole::O, gqa.format);
-        let normed = gqa.qk_norm != QkNorm::None;
-        self.vectors(&[
-            (WeightRole::QkvBias, gqa.qkv_bias),
-            (WeightRole::QNorm, normed),
-            (WeightRole::KNorm, normed),
-            (WeightRole::Sinks, gqa.sinks),
-            (WeightRole::OBias, gqa.o_bias),
-        ]);
-    }
-    fn moe(&mut self, moe: &MoeSpec) {
-        self.matrix(WeightRole::Router, self.plain);
-        self.vectors(&[(WeightRole::RouterBias, moe.router.logits_bias), (WeightRole::CorrectionBias, moe.router.correction_bias)]);
-        self.matrix(WeightRole::ExpertsGateUp, moe.format);
-        self.matrix(WeightRole::ExpertsDown, moe.format);
-        self.vectors(&[(WeightRole::ExpertsGateUpBias, moe.expert_bias), (WeightRole::ExpertsDownBias, moe.expert_bias)]);
-        if let Some(shared) = &moe.shared {
-            self.matrix(WeightRole::SharedGateUp, shared.format);
-            self.matrix(WeightRole::SharedDown, shared.format);
-            self.vectors(&[(WeightRole::SharedGate, shared.gated)]);
-        }
-    }
+    Ok(graph.tensors.iter().filter_map(|(_, t)| weight(t)).collect())
 }
 
 /// What is wrong: missing, misshapen and wrongly typed tensors in the order of [`weights_of`], then extra ones by name.
@@ -127,7 +45,11 @@ pub fn faults(checkpoint: &Checkpoint, spec: &ModelSpec, layers: Layers) -> Vec<
     let naming = Naming::detect(spec, &|name| checkpoint.contains(name));
     let mut used = vec![false; checkpoint.len()];
     let mut faults = Vec::new();
-    for weight in weights_of(spec) {
+    let weights = match weights_of(spec) {
+        Ok(weights) => weights,
+        Err(e) => return vec![Fault::Model { model: spec.name.clone(), reason: e.to_string() }],
+    };
+    for weight in weights {
         let copies = if has_experts(weight.role) && naming.experts_apart() { experts(spec, weight) } else { 1 };
         for expert in 0..copies {
             match naming.sources(weight, expert) {

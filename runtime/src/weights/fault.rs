@@ -133,6 +133,14 @@ pub enum Fault {
         /// What it says and what would be right.
         reason: String,
     },
+    /// A model without a graph: what its weights are is unknown.
+    #[error("{model}: {reason}")]
+    Model {
+        /// The model.
+        model: String,
+        /// Why it has none.
+        reason: String,
+    },
     /// A weight of a family that is modelled for cost only.
     #[error("{weight}: the tensors of this block have no loader (it is modelled for cost only)")]
     NoLoader {

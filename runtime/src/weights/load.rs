@@ -16,8 +16,8 @@ use std::path::Path;
 pub trait WeightSource: Sync {
     /// The part of weight `tensor` that `rank` holds, in the layout of the graph's tensor.
     ///
-    /// f32 holds every stored value exactly: bf16, f16 and f32 elements as they are, INT4 values after their rounding to bf16; FP8 values
-    /// are the f32 product of element and scale.
+    /// f32 holds every stored value exactly: bf16, f16 and f32 elements as they are, and integer times scale of INT4 weights. FP8 values are
+    /// the f32 product of element and scale.
     fn load(&self, graph: &Graph, tensor: TensorId, rank: RankId) -> Result<Array<f32>, LoadError>;
 }
 

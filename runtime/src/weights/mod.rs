@@ -13,6 +13,7 @@ pub mod naming;
 mod shard;
 pub mod source;
 mod stored;
+mod synthetic;
 mod write;
 
 pub use checkpoint::{Checkpoint, INDEX_FILE, MAX_SHARDS, SINGLE_FILE, StoredTensor};
@@ -23,6 +24,7 @@ pub use load::{CheckpointWeights, LoadError, WeightSource, load_weight};
 pub use naming::Naming;
 pub use shard::held_indices;
 pub use stored::StoredType;
+pub use synthetic::{SyntheticWeights, first_layers};
 pub use write::{OutTensor, OutValues, write_safetensors, write_to};
 
 #[cfg(test)]

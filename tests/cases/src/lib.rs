@@ -1,4 +1,22 @@
 //! Strategies and oracles shared by the property tests and the fuzz targets.
+//!
+//! Each `check_*` function takes any bytes, feeds them to a reader and panics where a promise is broken: the fuzz targets call them, and so do
+//! the tests that replay the corpora.
 
 pub mod configs;
 pub mod models;
+mod safetensors;
+
+pub use safetensors::check_safetensors;
+
+/// Takes any bytes and panics where a promise is broken.
+pub type Check = fn(&[u8]);
+
+/// Every fuzz target, by the name of its file in `fuzz/fuzz_targets` and of its corpus folder.
+pub const TARGETS: &[(&str, Check)] = &[("safetensors", check_safetensors)];
+
+/// What every rejection must be: a reason of a readable length, whatever the input was.
+pub fn check_reason(reason: &str) {
+    assert!(!reason.trim().is_empty(), "a rejection without a reason");
+    assert!(reason.len() < 1 << 20, "a rejection of {} bytes", reason.len());
+}

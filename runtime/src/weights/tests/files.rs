@@ -1,29 +1,11 @@
-use super::write::{OutTensor, OutValues, write_safetensors, write_to};
-use super::*;
+//! Files: headers, shards, writing.
+
+use super::Folder;
+use crate::weights::*;
 use proptest::prelude::*;
-use std::path::PathBuf;
 
-/// A folder that is removed when the test ends.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(test: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("moetwin-weights-{test}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-    fn file(&self, name: &str, bytes: impl AsRef<[u8]>) {
-        std::fs::write(self.0.join(name), bytes).unwrap();
-    }
-    fn faults(&self) -> Vec<Fault> {
-        Checkpoint::open(&self.0).map(|_| Vec::new()).unwrap_or_else(|e| e.faults)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn open_faults(folder: &Folder) -> Vec<Fault> {
+    Checkpoint::open(&folder.0).map(|_| Vec::new()).unwrap_or_else(|e| e.faults)
 }
 
 fn raw_file(header: &str, data_bytes: usize) -> Vec<u8> {
@@ -142,7 +124,7 @@ fn shards_and_their_index_must_agree() {
     assert_eq!(c.get("d").unwrap().bytes, 1.0f32.to_le_bytes());
     let told = |map: &str| {
         folder.file(INDEX_FILE, index(map));
-        folder.faults().iter().map(ToString::to_string).collect::<Vec<_>>()
+        open_faults(&folder).iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     assert_eq!(
         told(r#""a":"two.safetensors","b":"one.safetensors","b":"one.safetensors","e":"one.safetensors""#),
@@ -167,17 +149,17 @@ fn shards_and_their_index_must_agree() {
     folder.file("two.safetensors", &shard(&["c", "d"])[..100]);
     assert!(told(right).join("|").starts_with("two.safetensors: truncated: "));
     folder.file(INDEX_FILE, "{}");
-    assert_eq!(folder.faults()[0].to_string(), "model.safetensors.index.json: has no weight_map");
+    assert_eq!(open_faults(&folder)[0].to_string(), "model.safetensors.index.json: has no weight_map");
     folder.file(INDEX_FILE, "");
-    assert_eq!(folder.faults()[0].to_string(), "model.safetensors.index.json: is empty");
+    assert_eq!(open_faults(&folder)[0].to_string(), "model.safetensors.index.json: is empty");
 }
 
 #[test]
 fn a_folder_without_a_checkpoint_says_what_it_looked_for() {
     let folder = Folder::new("nothing");
-    assert!(folder.faults()[0].to_string().ends_with(": no model.safetensors and no model.safetensors.index.json"));
+    assert!(open_faults(&folder)[0].to_string().ends_with(": no model.safetensors and no model.safetensors.index.json"));
     folder.file("pytorch_model.bin", "");
-    assert!(folder.faults()[0].to_string().ends_with("(there are pytorch_model.bin, which are not read)"));
+    assert!(open_faults(&folder)[0].to_string().ends_with("(there are pytorch_model.bin, which are not read)"));
     assert!(Checkpoint::open(&folder.0.join("absent")).unwrap_err().to_string().contains("No such file"));
 }
 
