@@ -35,8 +35,9 @@ impl Base {
         let layers = text.u64(&["num_hidden_layers"], 1..=MAX_LAYERS);
         let norm_eps = text.f64_assumed(&["rms_norm_eps"], 0.0..=1.0, defaults.norm_eps);
         let max_positions = text.u64_assumed(&["max_position_embeddings"], 1..=MAX_POSITIONS, defaults.max_positions);
-        let tied = match text.maybe_bool(&["tie_word_embeddings"]) {
-            Some(None) => root.bool_or(&["tie_word_embeddings"], false),
+        // Of a wrapper the outer flag counts, as in transformers.
+        let tied = match root.maybe_bool(&["tie_word_embeddings"]) {
+            Some(None) => text.bool_or(&["tie_word_embeddings"], false),
             given => given.flatten(),
         };
         let activation = text.maybe_choice(&["hidden_act"], SILU);
