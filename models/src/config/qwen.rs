@@ -61,11 +61,11 @@ pub(super) fn read_qwen3(ctx: &Context<'_>) -> Option<Body> {
 }
 
 pub(super) fn read_next(ctx: &Context<'_>) -> Option<Body> {
-    hybrid(ctx, &["in_proj_qkvz", "in_proj_ba", "out_proj"])
+    hybrid(ctx, &["in_proj_qkvz", "out_proj"])
 }
 
 pub(super) fn read_qwen3_5(ctx: &Context<'_>) -> Option<Body> {
-    hybrid(ctx, &["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"])
+    hybrid(ctx, &["in_proj_qkv", "in_proj_z", "out_proj"])
 }
 
 /// Qwen3.5 with its vision tower.
@@ -101,6 +101,7 @@ fn layers(
     Some(layers?.into())
 }
 
+/// `projections` are those of linear attention that a scheme may quantize; the small ones of beta and decay never are.
 fn hybrid(ctx: &Context<'_>, projections: &[&str]) -> Option<Body> {
     let text = ctx.text;
     let rope = RopeDefaults { partial: 0.25, partial_allowed: true, ..ctx.rope_defaults() };

@@ -95,6 +95,13 @@ fn deepseek_v3() {
     assert_eq!((plain.norm_eps, mla(&plain, 0).latent_norm_eps), (1e-3, 1e-6));
     assert_eq!(dense_layers(&changed(text, json!({"moe_layer_freq": 2}))), [0, 1, 3]);
     assert!(changed(text, json!({"tie_word_embeddings": true})).tied_embeddings);
+    // A wrapper's own flag counts, the decoder's where it has none.
+    let kimi = zoo::find("kimi-k2.5").unwrap().config;
+    assert!(changed(kimi, json!({"tie_word_embeddings": true})).tied_embeddings);
+    let mut inner: Value = serde_json::from_str(kimi).unwrap();
+    inner["text_config"]["tie_word_embeddings"] = json!(true);
+    assert!(!changed(&inner.to_string(), json!({})).tied_embeddings);
+    assert!(changed(&inner.to_string(), json!({"tie_word_embeddings": null})).tied_embeddings);
 }
 
 #[test]
