@@ -4,3 +4,4 @@ pub mod cost;
 pub mod dequant;
 pub mod launch;
 pub mod reference;
+pub mod routing;
