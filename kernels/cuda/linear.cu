@@ -26,15 +26,6 @@ __device__ __forceinline__ void project(const bf16* x, const Weight w, const bf1
 extern "C" __global__ void linear_bf16(const bf16* x, const bf16* w, const bf16* bias, bf16* y, int rows, int n, int k) {
     project<Bf16Weight, bf16, 8>(x, Bf16Weight{w, k}, bias, y, rows, n, k);
 }
-extern "C" __global__ void linear_bf16_f32(const bf16* x, const bf16* w, const bf16* bias, float* y, int rows, int n, int k) {
-    project<Bf16Weight, float, 8>(x, Bf16Weight{w, k}, bias, y, rows, n, k);
-}
 extern "C" __global__ void linear_f32_f32(const bf16* x, const float* w, const bf16* bias, float* y, int rows, int n, int k) {
     project<F32Weight, float, 8>(x, F32Weight{w, k}, bias, y, rows, n, k);
-}
-extern "C" __global__ void linear_fp8(const bf16* x, const u8* w, const float* scales, const bf16* bias, bf16* y, int rows, int n, int k, int block_rows, int block_cols) {
-    project<Fp8Weight, bf16, 8>(x, Fp8Weight{w, scales, k, block_rows, block_cols}, bias, y, rows, n, k);
-}
-extern "C" __global__ void linear_int4(const bf16* x, const u32* w, const bf16* scales, const bf16* bias, bf16* y, int rows, int n, int k, int group) {
-    project<Int4Weight, bf16, 8>(x, Int4Weight{w, scales, k, group}, bias, y, rows, n, k);
 }

@@ -4,6 +4,9 @@ mod plan;
 
 pub use plan::{LaunchError, launches};
 
+use moetwin_models::op::LinearRole;
+use moetwin_models::{DType, Graph, Op, TensorId, TensorKind, WeightRole};
+
 /// The CUDA C++ sources, compiled at run time. Headers are included by name.
 pub const SOURCES: &[Source] = &[
     Source { name: "elementwise.cu", text: include_str!("../../cuda/elementwise.cu") },
@@ -88,4 +91,44 @@ pub struct Launches {
     pub launches: Vec<Launch>,
     /// Scratch memory that they use.
     pub scratch_bytes: u64,
+}
+
+/// Element type in device memory. The kernels compute on bf16 whatever the checkpoint's type; what decides the routing stays f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    /// bfloat16.
+    Bf16,
+    /// 32-bit float.
+    F32,
+    /// 32-bit integer.
+    I32,
+}
+
+impl Element {
+    /// Bytes of one element.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Element::Bf16 => 2,
+            Element::F32 | Element::I32 => 4,
+        }
+    }
+}
+
+/// The element type that a tensor has in device memory.
+pub fn element_of(graph: &Graph, tensor: TensorId) -> Element {
+    let t = &graph.tensors[tensor];
+    if let TensorKind::Weight(w) = t.kind {
+        return if matches!(w.role, WeightRole::Router | WeightRole::CorrectionBias) { Element::F32 } else { Element::Bf16 };
+    }
+    if t.dtype == DType::I32 {
+        return Element::I32;
+    }
+    let Some(node) = t.producer.map(|n| &graph.nodes[n]) else { return Element::Bf16 };
+    match node.op {
+        Op::Linear { role: LinearRole::Router } | Op::Route { .. } => Element::F32,
+        Op::Dispatch if node.outputs.get(2) == Some(&tensor) => Element::F32,
+        // What only moves values keeps their type.
+        Op::AllGather { .. } | Op::Slice { .. } | Op::SendRecv { .. } => element_of(graph, node.inputs[0]),
+        _ => Element::Bf16,
+    }
 }

@@ -1,9 +1,9 @@
 //! From an op and a rank's local sizes to launches.
 
-use super::{Arg, Launch, Launches, Table};
+use super::{Arg, Element, Launch, Launches, Table, element_of};
 use moetwin_models::graph::SplitError;
 use moetwin_models::spec::{Activation, GroupScore, RopeSpec, RouterSpec, Scoring};
-use moetwin_models::{Axis, DType, Graph, Node, NodeId, Op, RankId, TensorId, TensorKind, WeightFormat};
+use moetwin_models::{Axis, Graph, Node, NodeId, Op, RankId, TensorId};
 
 /// Warps of a block in the projection and attention kernels (`WARPS` in attention.cu).
 const WARPS: u32 = 8;
@@ -311,13 +311,7 @@ impl Plan<'_> {
         use Arg::{Input, Output};
         let (rows, n) = self.matrix_out(0)?;
         let (_, k) = self.matrix(self.node.inputs[0])?;
-        let f32_out = self.graph.tensors[self.node.outputs[0]].dtype == DType::F32;
-        let kernel = match (self.weight_format(1), f32_out) {
-            (Some(WeightFormat::F32), true) => "linear_f32_f32",
-            (Some(WeightFormat::F32), false) => return Err(self.no_kernel("an f32 weight with a bf16 result")),
-            (_, true) => "linear_bf16_f32",
-            (_, false) => "linear_bf16",
-        };
+        let kernel = if element_of(self.graph, self.node.outputs[0]) == Element::F32 { "linear_f32_f32" } else { "linear_bf16" };
         // Where the contracted dimension is cut, only the first rank adds the bias.
         let adds = self.graph.tensors[self.node.inputs[1]]
             .layout
@@ -482,12 +476,6 @@ impl Plan<'_> {
         let offset = self.out.scratch_bytes;
         self.out.scratch_bytes = (offset + bytes).next_multiple_of(ALIGNMENT_BYTES);
         Arg::Scratch { offset }
-    }
-    fn weight_format(&self, input: usize) -> Option<WeightFormat> {
-        match self.graph.tensors[self.node.inputs[input]].kind {
-            TensorKind::Weight(w) => Some(w.format),
-            _ => None,
-        }
     }
     fn name(&self) -> String {
         self.node.outputs.first().map_or_else(String::new, |t| self.graph.tensors[*t].name.clone())
