@@ -3,6 +3,7 @@
 pub mod init;
 pub mod lower;
 pub mod program;
+pub mod text;
 pub mod verify;
 pub mod weights;
 
