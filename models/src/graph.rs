@@ -4,7 +4,7 @@
 //! spread, collectives are nodes). A sharded graph is one program for all ranks of a stage.
 
 use crate::deployment::{Axis, Deployment};
-use crate::dim::{Dim, Layout, Placement};
+use crate::dim::{Dim, Layout, Placement, Segment};
 use crate::dtype::DType;
 use crate::ids::{IdVec, NodeId, RankId, TensorId};
 use crate::op::Op;
@@ -152,13 +152,40 @@ impl Graph {
         Ok(self.local_shape(tensor, rank)?.into_iter().map(|r| r.end - r.start).collect())
     }
     /// Bytes that `rank` holds of a tensor, weights in their storage format with scales.
+    ///
+    /// Rows of fused weights are counted segment by segment, since checkpoints and scale blocks keep q, k and v, or gate and up, apart.
     pub fn local_bytes(&self, tensor: TensorId, rank: RankId) -> Result<u64, SplitError> {
         let sizes = self.local_sizes(tensor, rank)?;
         let t = &self.tensors[tensor];
-        Ok(match (&t.kind, sizes.as_slice()) {
-            (TensorKind::Weight(w), [outer @ .., rows, cols]) => outer.iter().product::<u64>() * w.format.matrix_bytes(*rows, *cols),
-            (_, sizes) => sizes.iter().product::<u64>() * t.dtype.bytes(),
-        })
+        let TensorKind::Weight(w) = &t.kind else { return Ok(sizes.iter().product::<u64>() * t.dtype.bytes()) };
+        let [outer @ .., _, cols] = sizes.as_slice() else { return Ok(w.format.matrix_bytes(1, sizes.iter().product())) };
+        let rows = self.local_segments(t, outer.len(), rank);
+        let rows = if rows.is_empty() { vec![sizes[outer.len()]] } else { rows };
+        Ok(outer.iter().product::<u64>() * rows.iter().map(|r| w.format.matrix_bytes(*r, *cols)).sum::<u64>())
+    }
+    /// Local elements of each segment of a packed dimension, nothing for other dimensions. Only called once the split is known to be exact.
+    fn local_segments(&self, t: &Tensor, index: usize, rank: RankId) -> Vec<u64> {
+        let Dim::Packed(segments) = &t.shape[index] else { return Vec::new() };
+        let d = &self.deployment;
+        let (part, parts) = t.layout.shard_axis(index as u8).map_or((0, 1), |a| (d.axis_index(a, rank), d.axis_size(a)));
+        let local = |s: &Segment| s.part(part, parts).map_or(0, |units| u64::from(units.end - units.start) * u64::from(s.width));
+        segments.iter().map(local).collect()
+    }
+    /// How many collectives and sends a forward pass issues, over all stages.
+    pub fn collective_counts(&self) -> CollectiveCounts {
+        let mut counts = CollectiveCounts::default();
+        for (_, node) in self.nodes.iter() {
+            match node.op {
+                Op::AllReduce { .. } => counts.all_reduce += 1,
+                Op::AllGather { .. } => counts.all_gather += 1,
+                Op::ReduceScatter { .. } => counts.reduce_scatter += 1,
+                Op::Dispatch => counts.dispatch += 1,
+                Op::Combine => counts.combine += 1,
+                Op::SendRecv { .. } => counts.send_recv += 1,
+                _ => {}
+            }
+        }
+        counts
     }
     fn local_dim(&self, t: &Tensor, index: u8, dim: &Dim, rank: RankId) -> Result<Range<u64>, SplitError> {
         let axes: Vec<Axis> = t.layout.entries().iter().filter(|(_, p)| *p == Placement::Shard(index)).map(|(a, _)| *a).collect();
@@ -226,6 +253,30 @@ impl Graph {
             r.end - r.start
         };
         d.group(Axis::Ep, rank).into_iter().map(rows).max().unwrap_or(0)
+    }
+}
+
+/// Communication nodes of a graph, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CollectiveCounts {
+    /// All-reduces.
+    pub all_reduce: u64,
+    /// All-gathers.
+    pub all_gather: u64,
+    /// Reduce-scatters.
+    pub reduce_scatter: u64,
+    /// Expert dispatches.
+    pub dispatch: u64,
+    /// Expert combines.
+    pub combine: u64,
+    /// Pipeline sends.
+    pub send_recv: u64,
+}
+
+impl CollectiveCounts {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.all_reduce + self.all_gather + self.reduce_scatter + self.dispatch + self.combine + self.send_recv
     }
 }
 

@@ -292,6 +292,42 @@ impl Op {
             Op::Dispatch | Op::Combine | Op::AllReduce { .. } | Op::AllGather { .. } | Op::ReduceScatter { .. } | Op::SendRecv { .. }
         )
     }
+    /// Name as in JSON: what kernels of this op are called in traces.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Embed => "embed",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::AddRmsNorm { .. } => "add_rms_norm",
+            Op::Add => "add",
+            Op::Linear { .. } => "linear",
+            Op::GatedActivation { .. } => "gated_activation",
+            Op::SigmoidScale => "sigmoid_scale",
+            Op::QkNorm { .. } => "qk_norm",
+            Op::QkvPrepare { .. } => "qkv_prepare",
+            Op::GqaAttention { .. } => "gqa_attention",
+            Op::MlaNorm { .. } => "mla_norm",
+            Op::MlaRope { .. } => "mla_rope",
+            Op::MlaAbsorbQuery { .. } => "mla_absorb_query",
+            Op::MlaDecode { .. } => "mla_decode",
+            Op::MlaExpandValue { .. } => "mla_expand_value",
+            Op::MlaExpandKv => "mla_expand_kv",
+            Op::MlaPrefill { .. } => "mla_prefill",
+            Op::Route { .. } => "route",
+            Op::PlaceExperts => "place_experts",
+            Op::Experts { .. } => "experts",
+            Op::Dispatch => "dispatch",
+            Op::Combine => "combine",
+            Op::SelectRows => "select_rows",
+            Op::Argmax => "argmax",
+            Op::LinearAttention { .. } => "linear_attention",
+            Op::SparseIndex { .. } => "sparse_index",
+            Op::AllReduce { .. } => "all_reduce",
+            Op::AllGather { .. } => "all_gather",
+            Op::ReduceScatter { .. } => "reduce_scatter",
+            Op::Slice { .. } => "slice",
+            Op::SendRecv { .. } => "send_recv",
+        }
+    }
     /// Class in breakdowns.
     pub fn class(&self) -> OpClass {
         match self {
@@ -322,6 +358,19 @@ impl Op {
             Op::AllReduce { .. } => OpClass::AllReduce,
             Op::AllGather { .. } | Op::ReduceScatter { .. } => OpClass::GatherScatter,
             Op::SendRecv { .. } => OpClass::SendRecv,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_json() {
+        let ops = [Op::Embed, Op::MlaExpandKv, Op::RmsNorm { eps: 0.0 }, Op::AllReduce { axis: Axis::Tp }, Op::SendRecv { from: 0, to: 1 }];
+        for op in ops {
+            assert_eq!(serde_json::to_value(&op).unwrap()["op"], op.name());
         }
     }
 }

@@ -30,8 +30,8 @@ fn output_projection(b: &mut Builder<'_>, o: TensorId, cols: Dim, bias: bool, fo
 pub(super) fn mla(b: &mut Builder<'_>, s: &MlaSpec, x: TensorId) -> TensorId {
     let (q, latent) = mla_projections(b, s, x);
     let cache_row = Dim::Packed(vec![whole(s.kv_lora), whole(s.rope_dim)]);
-    let cache = b.cache(cache_row);
     let positions = b.positions();
+    let cache = b.cache(cache_row);
     let results = vec![b.activation("attn.q_rotated", b.shape(q).to_vec()), b.updated_cache(cache)];
     let out = b.node(Op::MlaRope { nope: s.nope, rope: s.rope.clone() }, vec![q, latent, positions, cache], results);
     let (q, cache) = (out[0], out[1]);
@@ -148,29 +148,24 @@ pub(super) fn gqa(b: &mut Builder<'_>, s: &GqaSpec, x: TensorId) -> TensorId {
         format: s.format,
     };
     let mut qkv = b.project(x, fused);
-    let mut norms = Vec::new();
-    if s.qk_norm != QkNorm::None {
-        let (q_norm_dim, k_norm_dim) = match s.qk_norm {
-            QkNorm::Full => (q_dim.clone(), Dim::Packed(vec![kv_part])),
-            QkNorm::PerHead | QkNorm::None => (Dim::Fixed(u64::from(s.head_dim)), Dim::Fixed(u64::from(s.head_dim))),
-        };
-        norms.push(b.vector("attn.q_norm.weight", WeightRole::QNorm, q_norm_dim));
-        norms.push(b.vector("attn.k_norm.weight", WeightRole::KNorm, k_norm_dim));
-    }
     let eps = b.spec.norm_eps;
-    let mut qk_norm_eps = None;
-    match s.qk_norm {
-        QkNorm::None => {}
-        QkNorm::PerHead => qk_norm_eps = Some(eps),
-        QkNorm::Full => {
-            let operands = [vec![qkv], std::mem::take(&mut norms)].concat();
-            qkv = b.one(Op::QkNorm { eps }, operands, "attn.qkv_normed", b.shape(qkv).to_vec(), dtype);
-        }
+    if s.qk_norm == QkNorm::Full {
+        let mut operands = vec![qkv];
+        operands.push(b.vector("attn.q_norm.weight", WeightRole::QNorm, q_dim.clone()));
+        operands.push(b.vector("attn.k_norm.weight", WeightRole::KNorm, Dim::Packed(vec![kv_part])));
+        qkv = b.one(Op::QkNorm { eps }, operands, "attn.qkv_normed", b.shape(qkv).to_vec(), dtype);
     }
+    let mut operands = vec![qkv, b.positions()];
     let cache = b.cache(Dim::Packed(vec![kv_part, kv_part]));
-    let operands = [vec![qkv, b.positions(), cache], norms].concat();
+    operands.push(cache);
+    let per_head = s.qk_norm == QkNorm::PerHead;
+    if per_head {
+        let head_dim = Dim::Fixed(u64::from(s.head_dim));
+        operands.push(b.vector("attn.q_norm.weight", WeightRole::QNorm, head_dim.clone()));
+        operands.push(b.vector("attn.k_norm.weight", WeightRole::KNorm, head_dim));
+    }
     let results = vec![b.activation("attn.q", vec![Dim::Tokens, q_dim.clone()]), b.updated_cache(cache)];
-    let prepare = Op::QkvPrepare { head_dim: s.head_dim, rope: s.rope.clone(), qk_norm_eps };
+    let prepare = Op::QkvPrepare { head_dim: s.head_dim, rope: s.rope.clone(), qk_norm_eps: per_head.then_some(eps) };
     let mut operands = b.node(prepare, operands, results);
     if s.sinks {
         operands.push(b.vector("attn.sinks.weight", WeightRole::Sinks, heads(s.heads, 1)));
@@ -197,7 +192,7 @@ pub(super) fn gqa(b: &mut Builder<'_>, s: &GqaSpec, x: TensorId) -> TensorId {
 pub(super) fn linear(b: &mut Builder<'_>, s: &LinearAttentionSpec, x: TensorId) -> TensorId {
     let dtype = b.spec.dtype;
     let hidden = b.hidden();
-    let plain = b.plain_format();
+    let plain = b.spec.plain_format();
     let (k, v) = (Segment::new(s.key_heads, s.key_dim), Segment::new(s.value_heads, s.value_dim));
     let per_head = Segment::new(s.value_heads, 1);
     let mut project = |name, index, parts: Vec<Segment>, format| {

@@ -102,14 +102,6 @@ impl<'a> Builder<'a> {
             None => name.to_owned(),
         }
     }
-    /// How a weight that quantization leaves alone is stored.
-    pub(super) fn plain_format(&self) -> WeightFormat {
-        match self.spec.dtype {
-            DType::F16 => WeightFormat::F16,
-            DType::F32 => WeightFormat::F32,
-            DType::Bf16 | DType::Fp8 | DType::I32 => WeightFormat::Bf16,
-        }
-    }
     pub(super) fn weight(&mut self, name: &str, role: WeightRole, shape: Vec<Dim>, format: WeightFormat) -> TensorId {
         let dtype = if format == WeightFormat::F32 { DType::F32 } else { self.spec.dtype };
         let kind = TensorKind::Weight(WeightRef { role, layer: self.layer, format });
@@ -158,7 +150,7 @@ impl<'a> Builder<'a> {
         let weight = self.weight(&format!("{}.weight", p.name), p.weight, vec![p.rows.clone(), p.cols], p.format);
         let mut inputs = vec![x, weight];
         if let Some(role) = p.bias {
-            let format = self.plain_format();
+            let format = self.spec.plain_format();
             inputs.push(self.weight(&format!("{}.bias", p.name), role, vec![p.rows.clone()], format));
         }
         let shape = vec![self.shape(x)[0].clone(), p.rows];
@@ -166,7 +158,7 @@ impl<'a> Builder<'a> {
     }
     /// A weight vector that quantization leaves alone.
     pub(super) fn vector(&mut self, name: &str, role: WeightRole, dim: Dim) -> TensorId {
-        let format = self.plain_format();
+        let format = self.spec.plain_format();
         self.weight(name, role, vec![dim], format)
     }
     /// Adds the pending delta to the residual stream and norms the sum.

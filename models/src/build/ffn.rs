@@ -70,7 +70,7 @@ pub(super) fn moe(b: &mut Builder<'_>, s: &MoeSpec, x: TensorId) -> TensorId {
     let down_shape = vec![experts.clone(), hidden.clone(), inner];
     operands.push(b.weight("moe.experts.down.weight", WeightRole::ExpertsDown, down_shape, s.format));
     if s.expert_bias {
-        let format = b.plain_format();
+        let format = b.spec.plain_format();
         let gate_up_bias = vec![experts.clone(), gate_up];
         operands.push(b.weight("moe.experts.gate_up.bias", WeightRole::ExpertsGateUpBias, gate_up_bias, format));
         operands.push(b.weight("moe.experts.down.bias", WeightRole::ExpertsDownBias, vec![experts, hidden.clone()], format));
@@ -90,7 +90,7 @@ pub(super) fn moe(b: &mut Builder<'_>, s: &MoeSpec, x: TensorId) -> TensorId {
 /// `(ids[T, k], weights[T, k])`. Router logits, scores and weights are f32, as engines and checkpoints' own code compute them.
 fn route(b: &mut Builder<'_>, s: &MoeSpec, x: TensorId) -> (TensorId, TensorId) {
     let experts = Dim::Fixed(u64::from(s.experts));
-    let format = b.plain_format();
+    let format = b.spec.plain_format();
     let router = Projection {
         role: LinearRole::Router,
         name: "moe.router",
@@ -130,7 +130,7 @@ fn shared_expert(b: &mut Builder<'_>, s: &SharedExpertSpec, activation: Activati
     if !s.gated {
         return y;
     }
-    let format = b.plain_format();
+    let format = b.spec.plain_format();
     let score = Projection {
         role: LinearRole::SharedGate,
         name: "moe.shared.score",

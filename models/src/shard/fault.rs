@@ -72,6 +72,9 @@ pub enum ShardFault {
     /// A dimension that cannot be cut.
     #[error("{0}")]
     Split(SplitFault),
+    /// What was given is no graph of one rank.
+    #[error("the graph to be spread breaks a rule: {0}")]
+    Graph(String),
 }
 
 /// A dimension that cannot be cut in so many parts.
@@ -162,7 +165,7 @@ fn divisors(n: u32) -> Vec<u32> {
 }
 
 /// Contradictions of the deployment itself, and with the graph's layers and experts.
-pub(super) fn deployment_faults(graph: &Graph, d: &Deployment) -> Vec<ShardFault> {
+pub(crate) fn deployment_faults(graph: &Graph, d: &Deployment) -> Vec<ShardFault> {
     let sizes = [("tp", d.tp), ("pp", d.pp), ("dp-attention", d.dp_attention), ("ep", d.ep), ("dcp", d.dcp), ("replicas", d.replicas)];
     let mut faults: Vec<ShardFault> = sizes.iter().filter(|(_, n)| *n == 0).map(|(name, _)| ShardFault::Zero(name)).collect();
     let ranks = u64::from(d.tp).saturating_mul(u64::from(d.pp)).saturating_mul(u64::from(d.replicas));
@@ -211,7 +214,7 @@ fn expert_counts(graph: &Graph) -> Vec<u64> {
 }
 
 /// What is wrong with the deployment's placement for a layer of `experts` experts.
-pub(crate) fn placement_fault(d: &Deployment, experts: u64) -> Option<String> {
+fn placement_fault(d: &Deployment, experts: u64) -> Option<String> {
     let placement = d.placement.as_ref()?;
     let slots = &placement.physical_to_logical;
     if let Some((slot, l)) = slots.iter().enumerate().find(|(_, l)| u64::from(**l) >= experts) {

@@ -18,22 +18,38 @@ mod pass;
 mod split;
 mod stages;
 
+pub(crate) use fault::deployment_faults;
 pub use fault::{Reason, ShardError, ShardFault, SplitFault};
+pub(crate) use split::faults as split_faults;
 pub use stages::stage_layers;
 
 use crate::deployment::{Axis, Deployment};
 use crate::dim::{Layout, Placement};
 use crate::graph::Graph;
+use crate::verify::verify;
 
 /// Spreads an unsharded graph (from [`crate::build::forward`]) over a deployment.
 ///
 /// Errors list every dimension that the deployment cannot cut and every contradiction in the deployment.
 pub fn shard(graph: &Graph, deployment: &Deployment) -> Result<Graph, ShardError> {
-    let faults = fault::deployment_faults(graph, deployment);
+    let mut faults = unsharded_faults(graph);
+    if faults.is_empty() {
+        faults = deployment_faults(graph, deployment);
+    }
     if !faults.is_empty() {
         return Err(ShardError { faults });
     }
     pass::Pass::new(graph, deployment).run()
+}
+
+/// Why a graph is not one that verifies on one rank.
+fn unsharded_faults(graph: &Graph) -> Vec<ShardFault> {
+    let mut faults: Vec<ShardFault> = verify(graph).err().into_iter().flatten().map(|f| ShardFault::Graph(f.to_string())).collect();
+    let single = Deployment { kv_dtype: graph.deployment.kv_dtype, ..Deployment::single() };
+    if faults.is_empty() && (graph.deployment != single || graph.nodes.iter().any(|(_, n)| n.op.is_communication())) {
+        faults.push(ShardFault::Graph("it is spread over ranks already".into()));
+    }
+    faults
 }
 
 /// The layouts that recur in a deployment.

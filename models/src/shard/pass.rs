@@ -286,6 +286,7 @@ impl<'a> Pass<'a> {
         for (result, &old) in results.iter_mut().zip(&node.outputs) {
             if let TensorKind::CacheUpdate { of } = self.old.tensors[old].kind {
                 result.kind = TensorKind::CacheUpdate { of: self.natural(of) };
+                result.dtype = self.new.deployment.kv_dtype;
             }
         }
         let out = self.new.add_node(node.op.clone(), node.layer, stage, operands, results);

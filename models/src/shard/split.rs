@@ -10,7 +10,7 @@ use crate::{WeightFormat, WeightRole};
 const MOST_PARTS: u32 = 4096;
 
 /// Faults of every cut dimension of a source tensor.
-pub(super) fn faults(d: &Deployment, tensor: &Tensor) -> Vec<SplitFault> {
+pub(crate) fn faults(d: &Deployment, tensor: &Tensor) -> Vec<SplitFault> {
     let mut faults = Vec::new();
     for (axis, placement) in tensor.layout.entries() {
         let Placement::Shard(index) = *placement else { continue };

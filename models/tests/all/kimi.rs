@@ -1,10 +1,9 @@
 //! Kimi-K2.5's published arithmetic.
 
-use crate::models::kimi_k2_5;
-use moetwin_models::{AllToAll, BuildOptions, Deployment, Graph, Op, Phase, Step, plan};
+use moetwin_models::{AllToAll, BuildOptions, Deployment, Graph, Op, Phase, Step, plan, zoo};
 
 fn planned(deployment: Deployment) -> Graph {
-    plan(&kimi_k2_5(), &Step::uniform(Phase::Decode, 1, 4096), &deployment, &BuildOptions::default()).unwrap()
+    plan(&zoo::spec("kimi-k2.5").unwrap(), &Step::uniform(Phase::Decode, 1, 4096), &deployment, &BuildOptions::default()).unwrap()
 }
 
 fn count(g: &Graph, f: impl Fn(&Op) -> bool) -> usize {

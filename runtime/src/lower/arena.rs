@@ -28,15 +28,18 @@ impl Arena {
     pub(crate) fn allocate(&mut self, bytes: u64, finished: impl Fn(&[(usize, StreamId)]) -> bool) -> u64 {
         // Zero-sized tensors (a rank without tokens) still get a place, so that every offset names one live block.
         let bytes = bytes.max(1);
-        self.blocks.retain(|b| b.alive || !finished(&b.accesses));
         let mut offset = 0;
-        for b in &self.blocks {
+        for b in self.blocks.iter().filter(|b| b.alive || !finished(&b.accesses)) {
             if offset + bytes <= b.offset {
                 break;
             }
             offset = offset.max((b.offset + b.bytes).next_multiple_of(ALIGNMENT_BYTES));
         }
         offset
+    }
+    /// Forgets dead blocks that no command on any stream can still race with.
+    pub(crate) fn forget(&mut self, finished_everywhere: impl Fn(&[(usize, StreamId)]) -> bool) {
+        self.blocks.retain(|b| b.alive || !finished_everywhere(&b.accesses));
     }
     /// Enters an allocated block under its buffer.
     pub(crate) fn bind(&mut self, buffer: BufferId, offset: u64, bytes: u64) {

@@ -73,6 +73,11 @@ impl Clock {
     pub(crate) fn all_before(&self, accesses: &[(usize, StreamId)], index: usize) -> bool {
         accesses.iter().all(|&(command, stream)| self.before[index].covers(stream, command))
     }
+    /// Whether all accesses happen before whatever any of the first `streams` streams issues next.
+    pub(crate) fn before_everything(&self, accesses: &[(usize, StreamId)], streams: u32) -> bool {
+        self.streams.len() == streams as usize
+            && self.streams.iter().all(|view| accesses.iter().all(|&(command, stream)| view.covers(stream, command)))
+    }
     fn recorder(&mut self, event: EventId, earlier: &[Command]) -> Option<(usize, StreamId)> {
         let known = self.recorders.iter().find(|(e, _)| *e == event).map(|(_, c)| *c);
         let command = known.or_else(|| earlier.iter().rposition(|c| c.records == Some(event)))?;

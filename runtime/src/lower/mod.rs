@@ -220,6 +220,7 @@ impl<'a> RankLowering<'a> {
             return Ok(b);
         }
         let bytes = self.graph.local_bytes(storage, self.rank)?;
+        self.arena.forget(|accesses| self.clock.before_everything(accesses, self.program.streams));
         let offset = self.arena.allocate(bytes, |accesses| self.clock.all_before(accesses, command));
         self.add_buffer(storage, Place::Arena { offset })
     }

@@ -72,6 +72,17 @@ fn a_tokenizer_of_another_model_is_refused() {
 }
 
 #[test]
+fn stop_tokens_come_from_either_file() {
+    let stops = |config: &str, generation: Option<&str>| stop_tokens(config, generation).map_err(|e| e.to_string());
+    assert_eq!(stops(r#"{"eos_token_id": 7}"#, None), Ok(vec![7]));
+    assert_eq!(stops(r#"{"eos_token_id": 7}"#, Some(r#"{"eos_token_id": [8, 9]}"#)), Ok(vec![8, 9]));
+    assert_eq!(stops(r#"{"eos_token_id": null, "text_config": {"eos_token_id": 3}}"#, Some("{}")), Ok(vec![3]));
+    assert_eq!(stops("{}", None), Ok(vec![]));
+    let wrong = stops(r#"{"eos_token_id": -1}"#, None).unwrap_err();
+    assert!(wrong.starts_with("config.json: eos_token_id must be a token id or a list of them: "), "{wrong}");
+}
+
+#[test]
 fn greedy_takes_the_lowest_of_equal_ids_and_no_nan() {
     let next = |logits: &[f32]| Sampler::Greedy.next(logits, 0, 0);
     assert_eq!(next(&[1.0, 3.0, 3.0, 2.0]), Ok(1));

@@ -47,6 +47,14 @@ pub enum TextError {
         /// Why.
         reason: String,
     },
+    /// A configuration whose `eos_token_id` is no token id.
+    #[error("{file}: eos_token_id must be a token id or a list of them: {reason}")]
+    StopTokens {
+        /// The file.
+        file: String,
+        /// What was found.
+        reason: String,
+    },
     /// The tokenizer belongs to another model.
     #[error("the tokenizer gives token {id}, the model's vocabulary ends at {vocab}")]
     OutsideVocabulary {

@@ -1,0 +1,12 @@
+//! The reference executor: runs a program rank by rank on the CPU with real values.
+
+mod exchange;
+mod executor;
+mod memory;
+mod output;
+mod schedule;
+
+pub use exchange::ExchangeError;
+pub use executor::{ExecuteError, ReferenceExecutor, StepInputs};
+pub use output::NamedValue;
+pub use schedule::{Deadlock, Firing, Order, Schedule};
