@@ -186,6 +186,7 @@ fn routing(routing: Option<&Routing>, model: &Model) -> Result<Distribution, Fai
 /// The flag to blame for a deployment that does not fit the model, and why.
 pub(crate) fn plan_failure(error: &PlanError, d: &Deployment) -> Failure {
     let (flag, value) = match error {
+        PlanError::Verify(_) => return Failure::Running(format!("a defect of moetwin: {error}")),
         PlanError::Build(_) => ("--model", None),
         PlanError::Shard(e) => match e.faults.first() {
             Some(ShardFault::NotADivisor { what, value, .. }) => (flag_of(what), Some(*value)),
