@@ -104,7 +104,7 @@ impl Scenario {
 }
 
 /// Flags whose effect is not built yet: said, never ignored.
-fn refuse_later_flags(args: &DeploymentArgs) -> Result<(), Failure> {
+pub(crate) fn refuse_later_flags(args: &DeploymentArgs) -> Result<(), Failure> {
     match args.engine {
         Some(Engine::Sglang) => return Err(not_yet("--engine", "sglang", &["native"])),
         Some(Engine::Vllm) => return Err(not_yet("--engine", "vllm", &["native"])),
