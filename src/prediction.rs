@@ -8,7 +8,7 @@ use moetwin::runtime::Program;
 use moetwin::runtime::init::{CheckedPlan, InitPlan, NativeInputs};
 use moetwin::runtime::ledger::{Ledger, LedgerOptions, OutOfMemory, RankLedger, ledger};
 use moetwin::sim::breakdown::Breakdown;
-use moetwin::sim::collective::nccl::nccl_graph;
+use moetwin::sim::collective::nccl_graph;
 use moetwin::sim::exec::{SimTrace, simulate};
 use moetwin::sim::explore::{DEFAULT_MAX_STATES, explore};
 use moetwin::sim::network::Network;

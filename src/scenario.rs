@@ -107,7 +107,7 @@ impl Scenario {
 }
 
 /// Flags whose effect is not built yet: said, never ignored.
-fn refuse_later_flags(args: &DeploymentArgs) -> Result<(), Failure> {
+pub(crate) fn refuse_later_flags(args: &DeploymentArgs) -> Result<(), Failure> {
     match args.engine {
         Some(Engine::Sglang) => return Err(not_yet("--engine", "sglang", &["native"])),
         Some(Engine::Vllm) => return Err(not_yet("--engine", "vllm", &["native"])),
@@ -187,6 +187,7 @@ fn routing(routing: Option<&Routing>, model: &Model) -> Result<Distribution, Fai
 /// The flag to blame for a deployment that does not fit the model, and why.
 pub(crate) fn plan_failure(error: &PlanError, d: &Deployment) -> Failure {
     let (flag, value) = match error {
+        PlanError::Verify(_) => return Failure::Running(format!("a defect of moetwin: {error}")),
         PlanError::Build(_) => ("--model", None),
         PlanError::Shard(e) => match e.faults.first() {
             Some(ShardFault::NotADivisor { what, value, .. }) => (flag_of(what), Some(*value)),
