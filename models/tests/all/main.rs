@@ -12,4 +12,5 @@ mod edit;
 mod golden;
 mod kimi;
 mod properties;
+mod refusals;
 mod rules;
