@@ -4,6 +4,7 @@
 //! the tests that replay the corpora.
 
 mod config;
+pub mod configs;
 pub mod deployments;
 mod graph_text;
 pub mod models;

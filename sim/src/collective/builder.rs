@@ -1,0 +1,107 @@
+//! What every expansion needs to know, and the cost of one ring step by protocol.
+
+use super::nccl::{NcclGraph, hop};
+use super::plan::{Flow, Plan};
+use super::{CollectiveRequest, Protocol};
+use crate::machine::{Machine, PathClass, RingFigures};
+use crate::network::{Access, Network, Route, RouteError};
+use crate::time::{Duration, Time};
+
+/// Data that one pass of an LL channel's 512 threads moves, 8 bytes each.
+pub(super) const LL_PASS_BYTES: u64 = 4096;
+/// Data bytes of a 128-byte LL128 line.
+const LL128_DATA: u64 = 120;
+
+/// The context of one expansion.
+pub(super) struct Builder<'a> {
+    pub(super) network: &'a Network<'a>,
+    pub(super) request: &'a CollectiveRequest,
+    pub(super) graph: &'a NcclGraph,
+    /// When each rank's kernel may send its first byte.
+    pub(super) begin: Vec<Time>,
+}
+
+/// One step of a ring or tree: when the next may follow, and what it puts on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StepCost {
+    /// From the last byte (or slice) leaving to the receiver's next step, without the path's latency.
+    pub(super) overhead: Duration,
+    pub(super) flow: Flow,
+    /// Equal pieces the step's data is cut into, each followed by the next step on its own.
+    pub(super) slices: u32,
+    /// The local work after the last receive, in thousandths of a step's transfer.
+    pub(super) finish_permille: u64,
+}
+
+impl Builder<'_> {
+    pub(super) fn machine(&self) -> &Machine {
+        self.network.machine()
+    }
+    pub(super) fn ranks(&self) -> usize {
+        self.request.ranks.len()
+    }
+    pub(super) fn ordinal(&self, rank: usize) -> usize {
+        self.request.ranks[rank]
+    }
+
+    /// NCCL's route between two ranks of the request.
+    pub(super) fn nccl_route(&self, plan: &mut Plan, from: usize, to: usize) -> Result<u32, RouteError> {
+        plan.route(from, to, || hop(self.network, self.ordinal(from), self.ordinal(to)))
+    }
+
+    /// The figures for a ring whose slowest hop is this route.
+    pub(super) fn figures(&self, route: &Route) -> &RingFigures {
+        let figures = &self.machine().collectives;
+        match (route.class, route.access) {
+            (_, Access::Bounce) => &figures.host,
+            (PathClass::Nvl, _) => &figures.nvlink,
+            _ => &figures.pcie,
+        }
+    }
+
+    /// The cost of passing on `bytes` over `channels` channels.
+    pub(super) fn step(&self, figures: &RingFigures, protocol: Protocol, bytes: u64, channels: u32) -> StepCost {
+        let channels = u64::from(channels.max(1));
+        match protocol {
+            Protocol::Ll => {
+                // NCCL opens a channel per 4 KiB a step, so below that many bytes all channels together do one partial pass. A first
+                // pass costs a third of a later one: its threads do not wait for each other's lines.
+                let first = bytes.min(channels * LL_PASS_BYTES);
+                let pass = figures.ll_pass.value;
+                let overhead = figures.ll_step.value + pass.scaled(first.min(LL_PASS_BYTES), 3 * LL_PASS_BYTES);
+                let cap = rate(2 * channels * LL_PASS_BYTES, pass);
+                StepCost {
+                    overhead,
+                    flow: Flow { wire_bytes: (bytes - first) * 2, cap },
+                    slices: 1,
+                    finish_permille: figures.finish_permille.value,
+                }
+            }
+            Protocol::Ll128 => {
+                let cap = figures.ll128_channel_bytes_per_s.value.saturating_mul(channels);
+                let wire_bytes = bytes.div_ceil(LL128_DATA) * 128;
+                StepCost {
+                    overhead: figures.ll128_step.value,
+                    flow: Flow { wire_bytes, cap },
+                    slices: 1,
+                    finish_permille: figures.finish_permille.value,
+                }
+            }
+            Protocol::Simple | Protocol::Peer => StepCost {
+                overhead: figures.simple_step.value,
+                flow: Flow { wire_bytes: bytes, cap: u64::MAX },
+                slices: figures.simple_slices.value.max(1),
+                finish_permille: figures.finish_permille.value,
+            },
+        }
+    }
+}
+
+/// `bytes` every `time`, in bytes per second.
+pub(super) fn rate(bytes: u64, time: Duration) -> u64 {
+    if time == Duration::ZERO {
+        return u64::MAX;
+    }
+    let rate = u128::from(bytes) * 1_000_000_000_000 / u128::from(time.as_ps());
+    u64::try_from(rate).unwrap_or(u64::MAX).max(1)
+}

@@ -1,0 +1,356 @@
+//! From a request to a prediction: choose, expand, carry out, remember.
+
+use super::builder::Builder;
+use super::explain::{BoundStep, Explained, explain};
+use super::library::custom_kernel;
+use super::nccl::{NcclGraph, nccl_graph, nccl_times};
+use super::plan::Plan;
+use super::{Algorithm, CollectiveOp, CollectiveRequest, Launch, Library, Protocol};
+use super::{custom, point, ring, tree};
+use crate::machine::{Machine, Origin};
+use crate::network::{Network, RouteError, RunError, run};
+use crate::time::{Duration, Time};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Largest size accepted: beyond it no buffer exists, and durations stay far from overflow.
+const MOST_BYTES: u64 = 1 << 44;
+
+/// Why a collective cannot be predicted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CollectiveError {
+    /// The request contradicts itself or the machine.
+    #[error("{0}")]
+    Request(String),
+    /// Nothing implements what was forced.
+    #[error("{0}")]
+    NoAlgorithm(String),
+    /// The machine does not connect the ranks.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    /// The machine gives a transfer no rate.
+    #[error(transparent)]
+    Run(#[from] RunError),
+}
+
+/// One rank's part in a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankTiming {
+    /// Arrival, since the first rank's.
+    pub arrival: Duration,
+    /// Completion, since the first rank's arrival.
+    pub finish: Duration,
+    /// Of its time in the collective, what it spent because another rank had not arrived.
+    pub skew: Duration,
+    /// The rest: the collective itself.
+    pub transfer: Duration,
+}
+
+/// One transfer that was simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransferSpan {
+    /// Sending GPU, by ordinal.
+    pub from: usize,
+    /// Receiving GPU, by ordinal.
+    pub to: usize,
+    /// Data, without a protocol's flags.
+    pub payload_bytes: u64,
+    /// Step of the algorithm.
+    pub step: u32,
+    /// First byte leaving, since the first rank's arrival.
+    pub start: Duration,
+    /// Last byte leaving.
+    pub end: Duration,
+}
+
+/// What a collective takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prediction {
+    /// From the first arrival to the last completion.
+    pub duration: Duration,
+    /// From the first arrival to the last.
+    pub arrival_skew: Duration,
+    /// From the last arrival to the last completion: what a late rank is not to blame for.
+    pub transfer: Duration,
+    /// By rank.
+    pub ranks: Vec<RankTiming>,
+    /// Algorithm carried out.
+    pub algorithm: Algorithm,
+    /// Protocol carried out.
+    pub protocol: Protocol,
+    /// Channels of the communicator; 0 for an engine's own kernel.
+    pub channels: u32,
+    /// Transfers, in order of creation.
+    pub transfers: Vec<TransferSpan>,
+    /// What the time consists of, largest first.
+    pub explanation: Vec<BoundStep>,
+    /// Why this algorithm and protocol.
+    pub choice: String,
+    /// Figures used: name, origin and source.
+    pub provenance: Vec<(String, Origin, String)>,
+    op: CollectiveOp,
+    bytes: u64,
+}
+
+impl Prediction {
+    /// Size over duration, bytes per second.
+    pub fn algbw_bytes_per_s(&self) -> f64 {
+        if self.duration == Duration::ZERO { 0.0 } else { self.bytes as f64 / self.duration.as_seconds() }
+    }
+    /// Algorithm bandwidth times nccl-tests' factor of the op, bytes per second.
+    pub fn busbw_bytes_per_s(&self) -> f64 {
+        let (numerator, denominator) = self.op.bus_factor(self.ranks.len());
+        self.algbw_bytes_per_s() * numerator as f64 / denominator as f64
+    }
+}
+
+/// Predicts one collective. For many on one machine keep a [`Collectives`], which remembers.
+///
+/// # Errors
+/// If the request is contradictory, forces what does not exist, or the machine does not connect its ranks.
+pub fn predict(machine: &Machine, request: &CollectiveRequest) -> Result<Prediction, CollectiveError> {
+    compute(&Network::new(machine), request)
+}
+
+/// Collectives of one machine; identical ones (same ranks, size and arrival offsets) are computed once.
+#[derive(Debug)]
+pub struct Collectives<'m> {
+    network: Network<'m>,
+    known: BTreeMap<CollectiveRequest, Arc<Prediction>>,
+}
+
+impl<'m> Collectives<'m> {
+    /// Nothing remembered yet.
+    pub fn new(machine: &'m Machine) -> Self {
+        Self { network: Network::new(machine), known: BTreeMap::new() }
+    }
+    /// The machine.
+    pub fn machine(&self) -> &'m Machine {
+        self.network.machine()
+    }
+    /// The machine's links.
+    pub fn network(&self) -> &Network<'m> {
+        &self.network
+    }
+    /// How many different collectives are remembered.
+    pub fn remembered(&self) -> usize {
+        self.known.len()
+    }
+    /// Predicts a collective, or remembers it. Only differences between arrivals matter.
+    ///
+    /// # Errors
+    /// As [`predict`].
+    pub fn predict(&mut self, request: &CollectiveRequest) -> Result<Arc<Prediction>, CollectiveError> {
+        let mut key = request.clone();
+        normalise(&mut key.arrivals);
+        if let Some(known) = self.known.get(&key) {
+            return Ok(Arc::clone(known));
+        }
+        let prediction = Arc::new(compute(&self.network, &key)?);
+        self.known.insert(key, Arc::clone(&prediction));
+        Ok(prediction)
+    }
+}
+
+/// Arrivals since the first one; none at all if they are equal.
+fn normalise(arrivals: &mut Vec<Duration>) {
+    let first = arrivals.iter().copied().min().unwrap_or(Duration::ZERO);
+    for arrival in arrivals.iter_mut() {
+        *arrival = *arrival - first;
+    }
+    if arrivals.iter().all(|arrival| *arrival == Duration::ZERO) {
+        arrivals.clear();
+    }
+}
+
+fn check(machine: &Machine, request: &CollectiveRequest) -> Result<(), CollectiveError> {
+    let fail = |message: String| Err(CollectiveError::Request(message));
+    let n = request.ranks.len();
+    if n == 0 {
+        return fail("a collective needs at least one rank".into());
+    }
+    if let Some(&rank) = request.ranks.iter().find(|rank| **rank >= machine.gpu_count()) {
+        return fail(format!("GPU {rank} is not in {}, which has {}", machine.name, machine.gpu_count()));
+    }
+    let mut sorted = request.ranks.clone();
+    sorted.sort_unstable();
+    if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        return fail(format!("GPU {} is named twice", pair[0]));
+    }
+    if request.bytes > MOST_BYTES || request.matrix.iter().any(|&bytes| bytes > MOST_BYTES) {
+        return fail(format!("a size of more than {MOST_BYTES} bytes"));
+    }
+    if !matches!(request.arrivals.len(), 0) && request.arrivals.len() != n {
+        return fail(format!("{} arrivals for {n} ranks", request.arrivals.len()));
+    }
+    if !request.matrix.is_empty() && (request.op != CollectiveOp::AllToAll || request.matrix.len() != n * n) {
+        return fail(format!("a size matrix is for alltoall and has {} entries for {n} ranks", n * n));
+    }
+    Ok(())
+}
+
+/// What will be carried out, and why.
+struct Choice {
+    algorithm: Algorithm,
+    protocol: Protocol,
+    why: String,
+}
+
+fn choose(network: &Network<'_>, request: &CollectiveRequest, graph: &NcclGraph) -> Result<Choice, CollectiveError> {
+    let own = |algorithm: Algorithm, why: String| Choice { algorithm, protocol: Protocol::Peer, why };
+    if let Some(algorithm @ (Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Hierarchical)) = request.algorithm {
+        if request.op != CollectiveOp::AllReduce {
+            return Err(CollectiveError::NoAlgorithm(format!("{algorithm} is for all_reduce, not {}", request.op)));
+        }
+        if !network.machine().peer_access.value {
+            return Err(CollectiveError::NoAlgorithm(format!("{algorithm} needs peer access, which is off")));
+        }
+        return Ok(own(algorithm, format!("{algorithm} was asked for")));
+    }
+    let mut why = String::new();
+    if request.library != Library::Nccl && request.algorithm.is_none() && request.protocol.is_none() {
+        match custom_kernel(request.library, network, &request.ranks, request.op, request.bytes)? {
+            Ok(algorithm) => return Ok(own(algorithm, format!("{} runs its own kernel", request.library))),
+            Err(reason) => why = format!("{reason}; "),
+        }
+    }
+    if matches!(request.op, CollectiveOp::AllToAll | CollectiveOp::SendRecv) {
+        return choose_point(request, why);
+    }
+    choose_nccl(network.machine(), request, graph, why)
+}
+
+fn choose_point(request: &CollectiveRequest, why: String) -> Result<Choice, CollectiveError> {
+    if let Some(algorithm) = request.algorithm.filter(|algorithm| *algorithm != Algorithm::Direct) {
+        return Err(CollectiveError::NoAlgorithm(format!("{} is grouped sends and receives: direct, not {algorithm}", request.op)));
+    }
+    match request.protocol {
+        Some(protocol @ (Protocol::Ll | Protocol::Simple)) => {
+            Ok(Choice { algorithm: Algorithm::Direct, protocol, why: format!("{protocol} was asked for") })
+        }
+        Some(protocol) => Err(CollectiveError::NoAlgorithm(format!("sends and receives go by ll or simple, not {protocol}"))),
+        None => {
+            let limit = point::LL_THRESHOLD_BYTES;
+            let protocol = point::protocol(request);
+            Ok(Choice { algorithm: Algorithm::Direct, protocol, why: format!("{why}NCCL sends messages of up to {limit} bytes by LL") })
+        }
+    }
+}
+
+fn choose_nccl(machine: &Machine, request: &CollectiveRequest, graph: &NcclGraph, why: String) -> Result<Choice, CollectiveError> {
+    let mut times = nccl_times(machine, graph, &request.ranks, request.op, request.bytes);
+    // LL128 is off without NVLink throughout, unless it is named.
+    if request.protocol == Some(Protocol::Ll128) && times.iter().all(|time| time.1 != Protocol::Ll128) {
+        times.push((Algorithm::Ring, Protocol::Ll128, f64::INFINITY));
+    }
+    let open = |time: &&(Algorithm, Protocol, f64)| {
+        request.algorithm.is_none_or(|algorithm| algorithm == time.0) && request.protocol.is_none_or(|protocol| protocol == time.1)
+    };
+    let Some(&(algorithm, protocol, expected)) = times.iter().find(open) else {
+        let wanted: Vec<String> =
+            request.algorithm.map(|a| a.to_string()).into_iter().chain(request.protocol.map(|p| p.to_string())).collect();
+        let mut have: Vec<String> = times.iter().map(|(algorithm, protocol, _)| format!("{algorithm} {protocol}")).collect();
+        have.sort();
+        let message =
+            format!("no algorithm/protocol available: NCCL has no {} for {}; it has {}", wanted.join(" "), request.op, have.join(", "));
+        return Err(CollectiveError::NoAlgorithm(message));
+    };
+    let forced =
+        if request.algorithm.is_some() || request.protocol.is_some() { "what was asked for leaves" } else { "NCCL's cost model picks" };
+    let fallback = if graph.fallback {
+        " on its fallback graph: no ring reaches the lowest search speed, so it takes the links for 0.1 GB/s"
+    } else {
+        ""
+    };
+    Ok(Choice { algorithm, protocol, why: format!("{why}{forced} {algorithm} {protocol} ({expected:.1} us by the model){fallback}") })
+}
+
+fn expand(builder: &Builder<'_>, choice: &Choice) -> Result<Plan, CollectiveError> {
+    Ok(match choice.algorithm {
+        Algorithm::Ring => ring::expand(builder, choice.protocol)?,
+        Algorithm::Tree => tree::expand(builder, choice.protocol)?,
+        Algorithm::Direct => point::expand(builder, choice.protocol)?,
+        Algorithm::Nvls => custom::expand_nvls(builder)?.ok_or_else(|| CollectiveError::NoAlgorithm("the machine has no NVLS".into()))?,
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Hierarchical => custom::expand(builder, choice.algorithm)?,
+    })
+}
+
+fn compute(network: &Network<'_>, request: &CollectiveRequest) -> Result<Prediction, CollectiveError> {
+    let machine = network.machine();
+    check(machine, request)?;
+    let n = request.ranks.len();
+    let mut arrivals = request.arrivals.clone();
+    normalise(&mut arrivals);
+    arrivals.resize(n, Duration::ZERO);
+    let graph = nccl_graph(network, &request.ranks, request.nccl_graph)?;
+    let choice = choose(network, request, &graph)?;
+    let kernel = machine.collectives.kernel.value;
+    let begin: Vec<Time> = arrivals.iter().map(|&arrival| Time::ZERO + arrival + kernel).collect();
+    let builder = Builder { network, request, graph: &graph, begin };
+    let plan = if n == 1 { Plan::new(1) } else { expand(&builder, &choice)? };
+    let spans = run(network, &plan.routes, &plan.transfers)?;
+    let last_arrival = arrivals.iter().copied().max().unwrap_or(Duration::ZERO);
+    let extra = launch_extra(machine, request, &plan, &spans, &builder);
+    let mut ranks = Vec::with_capacity(n);
+    for (rank, ends) in plan.ends.iter().enumerate() {
+        let end = ends.iter().map(|&(id, delay)| spans[id as usize].end + delay).max().unwrap_or(Time::ZERO);
+        let finish = end.max(builder.begin[rank]).since(Time::ZERO) + extra;
+        let inside = finish - arrivals[rank];
+        let skew = (last_arrival - arrivals[rank]).min(inside);
+        ranks.push(RankTiming { arrival: arrivals[rank], finish, skew, transfer: inside - skew });
+    }
+    let duration = ranks.iter().map(|rank| rank.finish).max().unwrap_or(Duration::ZERO);
+    let transfers = plan
+        .labels
+        .iter()
+        .zip(&spans)
+        .map(|(label, span)| TransferSpan {
+            from: request.ranks[label.from],
+            to: request.ranks[label.to],
+            payload_bytes: label.payload_bytes,
+            step: label.step,
+            start: span.start.since(Time::ZERO),
+            end: span.end.since(Time::ZERO),
+        })
+        .collect();
+    let Explained { steps, provenance } = explain(&builder, choice.algorithm, choice.protocol, &plan, last_arrival, extra, duration)?;
+    let own_kernel = choice.protocol == Protocol::Peer;
+    Ok(Prediction {
+        duration,
+        arrival_skew: last_arrival,
+        transfer: duration - last_arrival,
+        ranks,
+        algorithm: choice.algorithm,
+        protocol: choice.protocol,
+        channels: if own_kernel { 0 } else { graph.communicator_channels() },
+        transfers,
+        explanation: steps,
+        choice: choice.why,
+        provenance,
+        op: request.op,
+        bytes: request.bytes,
+    })
+}
+
+/// What the launch adds to the device time: nothing in a graph; in a loop the host if it is slower; eager the host and the copy of
+/// the result that a framework's out-of-place call makes.
+fn launch_extra(
+    machine: &Machine,
+    request: &CollectiveRequest,
+    plan: &Plan,
+    spans: &[crate::network::Span],
+    builder: &Builder<'_>,
+) -> Duration {
+    let ends = plan.ends.iter().flatten().map(|&(id, delay)| spans[id as usize].end + delay);
+    let device = ends.chain(builder.begin.iter().copied()).max().unwrap_or(Time::ZERO).since(Time::ZERO);
+    match request.launch {
+        Launch::Graph => Duration::ZERO,
+        Launch::Loop => machine.launch.eager_kernel.value - device,
+        Launch::Eager => {
+            let memory =
+                request.ranks.iter().filter_map(|&rank| machine.gpu(rank)).map(|gpu| gpu.reached_memory().value).min().unwrap_or(1);
+            let copy = Duration::of_bytes(request.bytes.saturating_mul(2), memory);
+            (machine.launch.eager_collective.value - device) + copy
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Rings: their order, and their expansion into steps.
+
+use super::builder::Builder;
+use super::plan::{Flow, Label, Plan};
+use super::{CollectiveOp, Protocol};
+use crate::machine::{LinkKind, Machine, VertexKind};
+use crate::network::{Network, RouteError, TransferId};
+use crate::time::{Duration, Time};
+use std::collections::BTreeMap;
+
+/// Bytes of one chunk of a Simple channel: half of its 4 MiB buffer (`NCCL_STEPS / 2` steps).
+const SIMPLE_CHUNK_BYTES: u64 = 2 << 20;
+
+/// Ring orders as positions in `ranks`.
+///
+/// Where NVLinks join GPUs directly but not all pairs, rings that use each lane once are searched; otherwise one ring visits GPUs
+/// sorted by socket, root and switch, so that it crosses every uplink once each way.
+///
+/// # Errors
+/// If ranks are not connected.
+pub(super) fn orders(network: &Network<'_>, ranks: &[usize]) -> Result<Vec<Vec<usize>>, RouteError> {
+    let machine = network.machine();
+    if ranks.len() > 2
+        && let Some(lanes) = direct_lanes(machine, ranks)
+    {
+        let rings = lane_rings(lanes, ranks.len());
+        if !rings.is_empty() {
+            return Ok(rings);
+        }
+    }
+    let mut order: Vec<usize> = (0..ranks.len()).collect();
+    let mut keys = Vec::new();
+    for &rank in ranks {
+        keys.push(network.place(rank)?);
+    }
+    order.sort_by(|&a, &b| keys[a].cmp(&keys[b]).then(ranks[a].cmp(&ranks[b])));
+    Ok(vec![order])
+}
+
+/// NVLink lanes between pairs of ranks, if they are joined directly (no NVSwitch) and every rank has some.
+fn direct_lanes(machine: &Machine, ranks: &[usize]) -> Option<BTreeMap<(usize, usize), u32>> {
+    let position: BTreeMap<_, _> =
+        ranks.iter().enumerate().filter_map(|(at, &rank)| machine.gpus.get(rank).map(|slot| (slot.vertex, at))).collect();
+    let mut lanes = BTreeMap::new();
+    for (_, link) in machine.links.iter() {
+        let LinkKind::NvLink { lanes: count } = link.kind else { continue };
+        if matches!(machine.vertices[link.a].part, VertexKind::NvSwitch) || matches!(machine.vertices[link.b].part, VertexKind::NvSwitch) {
+            return None;
+        }
+        if let (Some(&a), Some(&b)) = (position.get(&link.a), position.get(&link.b)) {
+            *lanes.entry((a, b)).or_default() += u32::from(count);
+            *lanes.entry((b, a)).or_default() += u32::from(count);
+        }
+    }
+    let joined = (0..ranks.len()).all(|at| lanes.keys().filter(|pair| pair.0 == at).count() >= 2);
+    joined.then_some(lanes)
+}
+
+/// Rings over all ranks, each directed lane used at most once. A bounded depth-first search; the first ring found is taken, then the next.
+fn lane_rings(mut lanes: BTreeMap<(usize, usize), u32>, ranks: usize) -> Vec<Vec<usize>> {
+    let mut rings = Vec::new();
+    let mut budget = 100_000u32;
+    loop {
+        let mut path = vec![0];
+        if !extend(&lanes, ranks, &mut path, &mut budget) {
+            return rings;
+        }
+        for (i, &at) in path.iter().enumerate() {
+            let next = path[(i + 1) % ranks];
+            // A ring and its reverse use the two directions of the same lanes.
+            for pair in [(at, next), (next, at)] {
+                if let Some(count) = lanes.get_mut(&pair) {
+                    *count -= 1;
+                }
+            }
+        }
+        let mut reverse = path.clone();
+        reverse[1..].reverse();
+        rings.push(path);
+        rings.push(reverse);
+    }
+}
+
+fn extend(lanes: &BTreeMap<(usize, usize), u32>, ranks: usize, path: &mut Vec<usize>, budget: &mut u32) -> bool {
+    let free = |a: usize, b: usize| lanes.get(&(a, b)).is_some_and(|count| *count > 0);
+    let last = *path.last().expect("a path starts somewhere");
+    if path.len() == ranks {
+        return free(last, path[0]);
+    }
+    for next in 0..ranks {
+        if *budget == 0 {
+            return false;
+        }
+        if free(last, next) && !path.contains(&next) {
+            *budget -= 1;
+            path.push(next);
+            if extend(lanes, ranks, path, budget) {
+                return true;
+            }
+            path.pop();
+        }
+    }
+    false
+}
+
+/// Expands an op over the graph's rings.
+///
+/// # Errors
+/// If ranks are not connected.
+pub(super) fn expand(builder: &Builder<'_>, protocol: Protocol) -> Result<Plan, RouteError> {
+    let n = builder.ranks();
+    let mut plan = Plan::new(n);
+    let rings = builder.graph.rings.len() as u64;
+    let share = builder.request.bytes.div_ceil(rings);
+    let channels = (u64::from(builder.graph.communicator_channels()) / rings).max(1) as u32;
+    for order in &builder.graph.rings {
+        let mut order = order.clone();
+        // A broadcast starts at its root, the first rank.
+        let root = order.iter().position(|&rank| rank == 0).unwrap_or(0);
+        order.rotate_left(root);
+        one_ring(builder, protocol, &order, share, channels, &mut plan)?;
+    }
+    Ok(plan)
+}
+
+/// One ring's part of an op: `bytes` of it over `channels` channels.
+fn one_ring(
+    builder: &Builder<'_>,
+    protocol: Protocol,
+    order: &[usize],
+    bytes: u64,
+    channels: u32,
+    plan: &mut Plan,
+) -> Result<(), RouteError> {
+    let n = order.len();
+    let mut routes = Vec::with_capacity(n);
+    for (i, &from) in order.iter().enumerate() {
+        routes.push(builder.nccl_route(plan, from, order[(i + 1) % n])?);
+    }
+    let broadcast = builder.request.op == CollectiveOp::Broadcast;
+    let steps = match builder.request.op {
+        CollectiveOp::AllReduce => 2 * (n - 1),
+        _ => n - 1,
+    };
+    // A loop moves one chunk a rank and channel; a broadcast passes the buffer on in chunks instead of parts.
+    let parts = if broadcast { 1 } else { n as u64 };
+    let chunk_bytes = match (protocol, broadcast) {
+        (Protocol::Simple, false) => SIMPLE_CHUNK_BYTES,
+        (_, false) => u64::MAX / 4096,
+        (_, true) => (SIMPLE_CHUNK_BYTES / 4).min(bytes.div_ceil(u64::from(channels) * 4)).max(4096),
+    };
+    let loops = bytes.div_ceil(parts * u64::from(channels) * chunk_bytes).max(1);
+    let step_bytes = bytes.div_ceil(parts * loops);
+    let worst = routes.iter().max_by_key(|&&route| {
+        let route = &plan.routes[route as usize];
+        (route.access, route.class)
+    });
+    let Some(&worst) = worst else { return Ok(()) };
+    let figures = builder.figures(&plan.routes[worst as usize]);
+    let cost = builder.step(figures, protocol, step_bytes, channels);
+    // The local end of a ring takes a share of what a step's transfer takes when all ranks send.
+    let pattern: Vec<_> = routes.iter().map(|&route| (&plan.routes[route as usize], cost.flow.cap)).collect();
+    let finish: Vec<Duration> = builder
+        .network
+        .rates(&pattern)
+        .into_iter()
+        .map(|rate| Duration::of_bytes(cost.flow.wire_bytes, rate).scaled(cost.finish_permille, 1000))
+        .collect();
+    let mut ring = Ring { order, routes: &routes, finish: &finish, overhead: cost.overhead, loops, steps, slices: cost.slices, broadcast };
+    let piece = Flow { wire_bytes: cost.flow.wire_bytes.div_ceil(u64::from(cost.slices)), cap: cost.flow.cap };
+    ring.push_all(builder, piece, step_bytes, plan);
+    Ok(())
+}
+
+struct Ring<'a> {
+    order: &'a [usize],
+    routes: &'a [u32],
+    finish: &'a [Duration],
+    overhead: Duration,
+    loops: u64,
+    steps: usize,
+    slices: u32,
+    broadcast: bool,
+}
+
+impl Ring<'_> {
+    /// Pushes every loop, step and slice. A rank sends a slice once it has sent its previous one and received the same slice of the
+    /// previous step; the first step of a loop needs the local end of the loop before.
+    fn push_all(&mut self, builder: &Builder<'_>, piece: Flow, step_bytes: u64, plan: &mut Plan) {
+        let n = self.order.len();
+        let mut last_sent: Vec<Option<TransferId>> = vec![None; n];
+        let mut last_received: Vec<Option<TransferId>> = vec![None; n];
+        for _ in 0..self.loops {
+            let mut previous: Vec<Vec<TransferId>> = vec![Vec::new(); n];
+            for step in 0..self.steps {
+                let mut current: Vec<Vec<TransferId>> = vec![Vec::new(); n];
+                for at in 0..n {
+                    // In a broadcast only the rank that holds the data sends.
+                    if self.broadcast && at != step {
+                        continue;
+                    }
+                    let before = (at + n - 1) % n;
+                    for slice in 0..self.slices as usize {
+                        let mut after: Vec<(TransferId, Duration)> = Vec::new();
+                        if let Some(sent) = last_sent[at] {
+                            after.push((sent, Duration::ZERO));
+                        }
+                        if let Some(&received) = previous[before].get(slice) {
+                            after.push((received, self.overhead + plan.latency(self.routes[before])));
+                        } else if let Some(received) = last_received[at].filter(|_| !self.broadcast) {
+                            after.push((received, self.overhead + plan.latency(self.routes[before]) + self.finish[at]));
+                        }
+                        let label = Label {
+                            from: self.order[at],
+                            to: self.order[(at + 1) % n],
+                            payload_bytes: step_bytes.div_ceil(u64::from(self.slices)),
+                            step: step as u32,
+                        };
+                        let earliest = if last_sent[at].is_none() { builder.begin[self.order[at]] } else { Time::ZERO };
+                        let id = plan.push(self.routes[at], label, piece, earliest, after);
+                        last_sent[at] = Some(id);
+                        current[at].push(id);
+                    }
+                }
+                for at in 0..n {
+                    if let Some(&id) = current[(at + n - 1) % n].last() {
+                        last_received[at] = Some(id);
+                    }
+                }
+                previous = current;
+            }
+        }
+        for at in 0..n {
+            let before = (at + n - 1) % n;
+            let ends = &mut plan.ends[self.order[at]];
+            if let Some(received) = last_received[at] {
+                let delay = self.overhead + plan.routes[self.routes[before] as usize].latency + self.finish[at];
+                ends.push((received, delay));
+            }
+            if let Some(sent) = last_sent[at] {
+                ends.push((sent, Duration::ZERO));
+            }
+        }
+    }
+}

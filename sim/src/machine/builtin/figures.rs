@@ -1,0 +1,98 @@
+//! Figures of launches and protocols that the built-in machines share, by generation and transport.
+
+use super::parts::{GB, Sourced, ns};
+use crate::machine::{
+    CollectiveFigures, CpuFamily, Figure, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, Origin, PathClass, PointToPointFigures,
+    RingFigures,
+};
+
+/// The figures of a ring, in nanoseconds and 10^9 bytes per second.
+pub(super) struct Ring {
+    pub(super) ll_step: u64,
+    pub(super) ll_pass: u64,
+    pub(super) ll128_step: u64,
+    pub(super) ll128_channel: u64,
+    pub(super) simple_step: u64,
+    pub(super) slices: u32,
+    pub(super) finish_permille: u64,
+}
+
+impl Ring {
+    pub(super) fn with(&self, from: &Sourced) -> RingFigures {
+        RingFigures {
+            ll_step: from.figure(ns(self.ll_step)),
+            ll_pass: from.figure(ns(self.ll_pass)),
+            ll128_step: from.figure(ns(self.ll128_step)),
+            ll128_channel_bytes_per_s: from.figure(self.ll128_channel * GB),
+            simple_step: from.figure(ns(self.simple_step)),
+            simple_slices: from.figure(self.slices),
+            finish_permille: from.figure(self.finish_permille),
+        }
+    }
+}
+
+/// Everything a machine's collectives are computed from, with one source for the group that was fitted together.
+pub(super) struct Collectives {
+    pub(super) from: Sourced,
+    pub(super) cpu: Figure<CpuFamily>,
+    pub(super) p2p_level: Figure<PathClass>,
+    pub(super) kernel: u64,
+    pub(super) nvlink: Ring,
+    pub(super) pcie: Ring,
+    pub(super) host: Ring,
+    pub(super) nvls: Option<[u64; 4]>,
+    pub(super) message: [u64; 5],
+    pub(super) custom: [u64; 4],
+}
+
+impl Collectives {
+    pub(super) fn build(self) -> CollectiveFigures {
+        let from = &self.from;
+        let nvls = self.nvls.map(|[latency, small, large, fill]| NvlsFigures {
+            latency: from.figure(ns(latency)),
+            small_bytes_per_s: from.figure(small * GB),
+            bytes_per_s: from.figure(large * GB),
+            fill: from.figure(ns(fill)),
+        });
+        let [ll_latency, simple_latency, per_peer, peer, link_permille] = self.message;
+        let point_to_point = PointToPointFigures {
+            ll_latency: from.figure(ns(ll_latency)),
+            simple_latency: from.figure(ns(simple_latency)),
+            per_peer: from.figure(ns(per_peer)),
+            peer_bytes_per_s: from.figure(peer * GB),
+            link_permille: from.figure(link_permille),
+        };
+        let [barrier, per_rank, custom_permille, phase] = self.custom;
+        CollectiveFigures {
+            nccl: NcclFacts { cpu: self.cpu, p2p_level: self.p2p_level },
+            kernel: from.figure(ns(self.kernel)),
+            nvlink: self.nvlink.with(from),
+            pcie: self.pcie.with(from),
+            host: self.host.with(from),
+            nvls,
+            point_to_point,
+            custom: KernelFigures {
+                barrier: from.figure(ns(barrier)),
+                per_rank: from.figure(ns(per_rank)),
+                link_permille: from.figure(custom_permille),
+                phase: from.figure(ns(phase)),
+            },
+        }
+    }
+}
+
+/// Launch costs; the node floor is 1.2 us on two H200 and 1.3 us in published megakernel work, and no other is published per GPU.
+pub(super) fn launch(eager_kernel_ns: u64, eager_collective_ns: u64, source: &'static str) -> LaunchCosts {
+    let measured = Sourced { origin: Origin::Measured, source };
+    LaunchCosts {
+        eager_kernel: Figure::assumed(ns(eager_kernel_ns), "a CUDA launch from a busy host thread"),
+        graph_node: Figure::measured(ns(1200), "1.2 us a kernel node in a captured graph, two H200"),
+        graph_launch: Figure::assumed(ns(8000), "one cudaGraphLaunch of a step's graph"),
+        eager_collective: measured.figure(ns(eager_collective_ns)),
+    }
+}
+
+/// NCCL's own default for peer access.
+pub(super) fn default_level() -> Figure<PathClass> {
+    Figure::spec(PathClass::Pxb, "NCCL 2.30 graph/paths.cc: peer access up to PXB unless NCCL_P2P_LEVEL says otherwise")
+}

@@ -1,0 +1,139 @@
+//! What must hold of a machine before anything is computed from it.
+
+use super::file::FileError;
+use super::{LinkKind, Machine, Rate, VertexKind};
+use crate::network::{Access, Network};
+use crate::time::Duration;
+use moetwin_models::ids::Id;
+
+/// No link or step takes longer.
+const MOST_LATENCY: Duration = Duration::from_us(1_000_000);
+/// No link or memory is faster (1 PB/s).
+const MOST_RATE: u64 = 1_000_000_000_000_000;
+
+/// Checks a machine: figures in range, GPUs numbered, the PCIe part a tree, every pair of GPUs connected.
+///
+/// # Errors
+/// The first fault, with the path of the value as in a machine file.
+pub fn check(machine: &Machine) -> Result<(), FileError> {
+    check_gpus(machine)?;
+    check_links(machine)?;
+    check_trees(machine)?;
+    check_defects(machine)?;
+    check_connected(machine)
+}
+
+fn check_gpus(machine: &Machine) -> Result<(), FileError> {
+    if machine.gpus.is_empty() {
+        return Err(FileError::value("gpus", "a machine has at least one GPU"));
+    }
+    for (index, model) in machine.models.iter().enumerate() {
+        let path = |field: &str| format!("gpu_models[{index}].{field}");
+        if model.sm_count == 0 {
+            return Err(FileError::value(path("sm_count"), "0; a GPU has at least one multiprocessor"));
+        }
+        rate_in_range(path("memory_bytes"), model.memory_bytes.value)?;
+        rate_in_range(path("memory_bytes_per_s"), model.memory_bytes_per_s.value)?;
+        if let Some(reached) = &model.memory_reached_bytes_per_s {
+            rate_in_range(path("memory_reached_bytes_per_s"), reached.value)?;
+        }
+    }
+    for (index, slot) in machine.gpus.iter().enumerate() {
+        match machine.vertices.get(slot.vertex).map(|vertex| vertex.part) {
+            Some(VertexKind::Gpu { ordinal }) if ordinal as usize == index => {}
+            _ => return Err(FileError::value(format!("gpus[{index}].vertex"), format!("not the vertex of GPU {index}"))),
+        }
+        if slot.model >= machine.models.len() {
+            return Err(FileError::value(format!("gpus[{index}].model"), "not among gpu_models"));
+        }
+    }
+    let parts = machine.vertices.iter().filter(|(_, vertex)| matches!(vertex.part, VertexKind::Gpu { .. })).count();
+    if parts != machine.gpus.len() {
+        return Err(FileError::value("vertices", format!("{parts} are GPUs, but gpus has {}", machine.gpus.len())));
+    }
+    Ok(())
+}
+
+fn rate_in_range(path: String, value: u64) -> Result<(), FileError> {
+    if (1..=MOST_RATE).contains(&value) { Ok(()) } else { Err(FileError::value(path, format!("{value}; accepted: 1 to {MOST_RATE}"))) }
+}
+
+fn check_links(machine: &Machine) -> Result<(), FileError> {
+    for (id, link) in machine.links.iter() {
+        let path = |field: &str| format!("links[{}].{field}", id.index());
+        if link.a == link.b || machine.vertices.get(link.a).is_none() || machine.vertices.get(link.b).is_none() {
+            return Err(FileError::value(path("b"), "a link joins two different vertices"));
+        }
+        let check_rate = |name: &str, rate: &Rate| {
+            rate_in_range(path(&format!("{name}.write_bytes_per_s")), rate.write_bytes_per_s.value)?;
+            rate_in_range(path(&format!("{name}.read_bytes_per_s")), rate.read_bytes_per_s.value)
+        };
+        check_rate("forward", &link.forward)?;
+        check_rate("backward", &link.backward)?;
+        if link.latency.value > MOST_LATENCY {
+            return Err(FileError::value(path("latency_ps"), format!("{}; accepted: up to {MOST_LATENCY}", link.latency.value)));
+        }
+        if let LinkKind::Pcie { generation, lanes } = link.kind {
+            if !(1..=7).contains(&generation) {
+                return Err(FileError::value(path("medium.gen"), format!("{generation}; accepted: 1 to 7")));
+            }
+            if !matches!(lanes, 1 | 2 | 4 | 8 | 12 | 16 | 32) {
+                return Err(FileError::value(path("medium.lanes"), format!("{lanes}; accepted: 1, 2, 4, 8, 12, 16, 32")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// PCIe and what joins it to sockets has no cycle: a path up is unique.
+fn check_trees(machine: &Machine) -> Result<(), FileError> {
+    let mut parent: Vec<usize> = (0..machine.vertices.len()).collect();
+    fn root(parent: &mut [usize], mut at: usize) -> usize {
+        while parent[at] != at {
+            parent[at] = parent[parent[at]];
+            at = parent[at];
+        }
+        at
+    }
+    for (id, link) in machine.links.iter() {
+        if matches!(link.kind, LinkKind::Pcie { .. } | LinkKind::SocketFabric | LinkKind::C2c) {
+            let (a, b) = (root(&mut parent, link.a.index()), root(&mut parent, link.b.index()));
+            if a == b {
+                let names = (&machine.vertices[link.a].name, &machine.vertices[link.b].name);
+                return Err(FileError::value(
+                    format!("links[{}]", id.index()),
+                    format!("a second way between {} and {}: PCIe is a tree", names.0, names.1),
+                ));
+            }
+            parent[a] = b;
+        }
+    }
+    Ok(())
+}
+
+fn check_defects(machine: &Machine) -> Result<(), FileError> {
+    for (index, defect) in machine.defects.iter().enumerate() {
+        let super::Defect::PostedWriteCollapse { switch, bytes_per_s } = defect;
+        if !matches!(machine.vertices.get(*switch).map(|vertex| vertex.part), Some(VertexKind::PcieSwitch { .. })) {
+            return Err(FileError::value(format!("defects[{index}].switch"), "not a PCIe switch"));
+        }
+        rate_in_range(format!("defects[{index}].bytes_per_s"), bytes_per_s.value)?;
+    }
+    Ok(())
+}
+
+/// Every GPU reaches its neighbour by ordinal, and so every other: connection is transitive except for host memory, which each has or lacks.
+fn check_connected(machine: &Machine) -> Result<(), FileError> {
+    let network = Network::new(machine);
+    for a in 0..machine.gpus.len() {
+        let b = (a + 1) % machine.gpus.len();
+        if a != b {
+            let direct = network.route(a, b, Access::Write);
+            let bounced = network.route(a, b, Access::Bounce);
+            if let Err(error) = direct.and(bounced) {
+                return Err(FileError::value("links", error.to_string()));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! What a machine says about time that is not a link rate: launches, and the protocols of collectives.
+
+use super::{Figure, PathClass};
+use crate::time::Duration;
+use serde::{Deserialize, Serialize};
+
+/// What a launch costs.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LaunchCosts {
+    /// Host time of one eager kernel launch; a host thread issues one after the other.
+    #[serde(rename = "eager_kernel_ps")]
+    pub eager_kernel: Figure<Duration>,
+    /// Device time between two dependent nodes of a captured graph: no node takes less.
+    #[serde(rename = "graph_node_ps")]
+    pub graph_node: Figure<Duration>,
+    /// Host time of one launch of a whole captured graph.
+    #[serde(rename = "graph_launch_ps")]
+    pub graph_launch: Figure<Duration>,
+    /// Host time of one eager collective from the framework (Python, dispatch, buffer hand-over, launch), whatever its size.
+    #[serde(rename = "eager_collective_ps")]
+    pub eager_collective: Figure<Duration>,
+}
+
+/// CPU families that NCCL knows a socket interconnect rate for (`graph/topo.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CpuFamily {
+    /// Any AMD.
+    Amd,
+    /// Intel before Skylake, or unknown.
+    IntelOther,
+    /// Intel Skylake to Ice Lake.
+    IntelSkylake,
+    /// Intel Sapphire Rapids.
+    IntelSapphireRapids,
+    /// Intel Emerald Rapids and later.
+    IntelEmeraldRapids,
+    /// ARM servers, Grace included.
+    Arm,
+}
+
+impl CpuFamily {
+    /// The rate NCCL assumes between two sockets, bytes per second.
+    pub fn nccl_socket_bytes_per_s(self) -> u64 {
+        let gigabytes = match self {
+            CpuFamily::Amd => 16,
+            CpuFamily::IntelOther | CpuFamily::Arm => 6,
+            CpuFamily::IntelSkylake => 10,
+            CpuFamily::IntelSapphireRapids => 22,
+            CpuFamily::IntelEmeraldRapids => 40,
+        };
+        gigabytes * 1_000_000_000
+    }
+}
+
+/// What NCCL sees and is told on this machine.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NcclFacts {
+    /// CPU family, which sets the socket interconnect rate that NCCL assumes.
+    pub cpu: Figure<CpuFamily>,
+    /// The farthest path over which NCCL uses peer access (`NCCL_P2P_LEVEL`); by default PXB.
+    pub p2p_level: Figure<PathClass>,
+}
+
+/// Costs of a ring or tree step over one kind of transport.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RingFigures {
+    /// LL: one step of a small message beyond the path's latency (poll, reduce, store).
+    #[serde(rename = "ll_step_ps")]
+    pub ll_step: Figure<Duration>,
+    /// LL: one pass of a channel's 512 threads over 4 KiB of data.
+    #[serde(rename = "ll_pass_ps")]
+    pub ll_pass: Figure<Duration>,
+    /// LL128: one step beyond the path's latency.
+    #[serde(rename = "ll128_step_ps")]
+    pub ll128_step: Figure<Duration>,
+    /// LL128: bytes per second of one channel.
+    pub ll128_channel_bytes_per_s: Figure<u64>,
+    /// Simple: one step beyond the path's latency (flag, fence, thread barrier).
+    #[serde(rename = "simple_step_ps")]
+    pub simple_step: Figure<Duration>,
+    /// Simple: slices a chunk is cut into; the next step starts when the first has arrived.
+    pub simple_slices: Figure<u32>,
+    /// The local copy or reduction that ends a ring, in thousandths of a step's transfer time.
+    pub finish_permille: Figure<u64>,
+}
+
+/// Costs of the NVLink multicast (NVLS) algorithm, for 8 ranks.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NvlsFigures {
+    /// Latency of one all-reduce beyond the kernel.
+    #[serde(rename = "latency_ps")]
+    pub latency: Figure<Duration>,
+    /// Bytes per second of the all-reduced buffer in small chunks.
+    pub small_bytes_per_s: Figure<u64>,
+    /// The same in large chunks.
+    pub bytes_per_s: Figure<u64>,
+    /// Extra latency of large chunks: the fill of their pipeline.
+    #[serde(rename = "fill_ps")]
+    pub fill: Figure<Duration>,
+}
+
+/// Costs of grouped sends and receives (all-to-all, send-recv).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PointToPointFigures {
+    /// LL: latency beyond the path's.
+    #[serde(rename = "ll_latency_ps")]
+    pub ll_latency: Figure<Duration>,
+    /// Simple: latency beyond the path's.
+    #[serde(rename = "simple_latency_ps")]
+    pub simple_latency: Figure<Duration>,
+    /// Extra latency per peer.
+    #[serde(rename = "per_peer_ps")]
+    pub per_peer: Figure<Duration>,
+    /// Bytes per second towards one peer.
+    pub peer_bytes_per_s: Figure<u64>,
+    /// Share of a link that grouped sends reach, in thousandths.
+    pub link_permille: Figure<u64>,
+}
+
+/// Costs of the engines' own all-reduce kernels (peer reads and writes, no NCCL).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KernelFigures {
+    /// One barrier among two ranks through peer flags, beyond the path's latency.
+    #[serde(rename = "barrier_ps")]
+    pub barrier: Figure<Duration>,
+    /// Extra per further rank.
+    #[serde(rename = "per_rank_ps")]
+    pub per_rank: Figure<Duration>,
+    /// Share of a link that the kernel's peer accesses reach, in thousandths.
+    pub link_permille: Figure<u64>,
+    /// Extra time of a second phase (two-shot).
+    #[serde(rename = "phase_ps")]
+    pub phase: Figure<Duration>,
+}
+
+/// What collectives are computed from.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CollectiveFigures {
+    /// What NCCL sees and is told.
+    pub nccl: NcclFacts,
+    /// Start and end of a collective kernel, whatever it does.
+    #[serde(rename = "kernel_ps")]
+    pub kernel: Figure<Duration>,
+    /// Rings over NVLink.
+    pub nvlink: RingFigures,
+    /// Rings over PCIe peer access.
+    pub pcie: RingFigures,
+    /// Rings through shared host memory.
+    pub host: RingFigures,
+    /// NVLink multicast, where the fabric has it.
+    pub nvls: Option<NvlsFigures>,
+    /// Grouped sends and receives.
+    pub point_to_point: PointToPointFigures,
+    /// The engines' kernels.
+    pub custom: KernelFigures,
+}
