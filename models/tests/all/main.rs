@@ -19,4 +19,5 @@ mod facts;
 mod golden;
 mod kimi;
 mod properties;
+mod refusals;
 mod rules;
