@@ -14,4 +14,3 @@ pub mod trace;
 
 pub use events::EventQueue;
 pub use time::{Duration, Time};
-pub mod explore;
