@@ -117,7 +117,9 @@ fn choose(job: &Job<'_>, out: &StepOutput<f32>, rows: &[u32], position: u32) -> 
     let next: Result<Vec<u32>, _> = logits.iter().enumerate().map(choice).collect();
     match next {
         Ok(next) if next.len() == job.prompts.len() => Ok(next),
-        Ok(next) => Err(Failure::Running(format!("{} rows of logits for {} sequences, a defect of moetwin", next.len(), job.prompts.len()))),
+        Ok(next) => {
+            Err(Failure::Running(format!("{} rows of logits for {} sequences, a defect of moetwin", next.len(), job.prompts.len())))
+        }
         Err(e) => Err(Failure::Running(e.to_string())),
     }
 }

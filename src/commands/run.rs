@@ -130,7 +130,9 @@ fn cpu(args: &RunArgs) -> Result<Outcome, Failure> {
     let model = resolve::model("--model", name)?;
     let spec = cut(model.spec, args.layers)?;
     if !spec.executable {
-        return Err(InputError::new("--model", format!("{} is modelled for cost only, its values are not computed", spec.model_type)).value(name).into());
+        return Err(InputError::new("--model", format!("{} is modelled for cost only, its values are not computed", spec.model_type))
+            .value(name)
+            .into());
     }
     let deployment = args.deployment.deployment(1)?;
     let sampler = Sampler::new(args.temperature, args.top_p, args.deployment.seed)

@@ -2,7 +2,7 @@
 
 use super::gib;
 use crate::prediction::{Prediction, Served, alike};
-use crate::table::{Table, bar, bytes, count};
+use crate::table::{Table, bar, bytes, count, wrap};
 use moetwin::models::RankId;
 use moetwin::runtime::ledger::{MemoryPhase, RankLedger};
 use moetwin::sim::breakdown::Bounds;
@@ -42,7 +42,7 @@ fn list(out: &mut String, title: &str, items: &[String]) {
     }
     let _ = writeln!(out, "\n{title}");
     for item in items {
-        let _ = writeln!(out, "  - {item}");
+        let _ = writeln!(out, "  - {}", wrap(item, 4));
     }
 }
 
@@ -61,7 +61,7 @@ fn heading(p: &Prediction) -> String {
         "graphs {}, peer access {}, all-reduce {}, a2a {}, KV {}, routing {}",
         on(s.options.graphs),
         on(s.peer_access()),
-        s.options.backends.all_reduce,
+        s.allreduce,
         s.a2a_text(),
         d.kv_dtype.name(),
         s.routing_text()
@@ -74,7 +74,11 @@ fn verdict(p: &Prediction) -> String {
     let ranks = p.ledger.ranks.len();
     match &p.start.story {
         None => {
-            let _ = writeln!(out, "Starts  yes: no order of {ranks} ranks' start-up steps breaks an invariant ({} states)", count(p.start.states));
+            let _ = writeln!(
+                out,
+                "Starts  yes: no order of {ranks} ranks' start-up steps breaks an invariant ({} states)",
+                count(p.start.states)
+            );
         }
         Some(story) => {
             let _ = writeln!(out, "Starts  NO: {}", story.trim_end());
@@ -85,11 +89,16 @@ fn verdict(p: &Prediction) -> String {
         (Some(e), _) => {
             let (need, free) = (bytes(e.need_bytes), bytes(e.free_bytes));
             let phase = phase_name(e.phase);
-            let _ = writeln!(out, "Fits    NO: rank {} runs out at {phase}: {} needs {need}, and {free} of {capacity} are left", e.rank.0, e.line);
+            let _ = writeln!(
+                out,
+                "Fits    NO: rank {} runs out at {phase}: {} needs {need}, and {free} of {capacity} are left",
+                e.rank.0, e.line
+            );
         }
         (None, Some(rank)) => {
             let peak = rank.peak_bytes();
-            let _ = writeln!(out, "Fits    yes: {} of {capacity} on the fullest rank, {} spare", bytes(peak), bytes(p.capacity_bytes - peak));
+            let _ =
+                writeln!(out, "Fits    yes: {} of {capacity} on the fullest rank, {} spare", bytes(peak), bytes(p.capacity_bytes - peak));
         }
         (None, None) => {}
     }
@@ -97,7 +106,8 @@ fn verdict(p: &Prediction) -> String {
         Some(served) => {
             let b = &served.breakdown;
             let asked = p.scenario.step.sequences.len();
-            let queued = if served.batch < asked { format!(" with the {} of {asked} sequences that fit", served.batch) } else { String::new() };
+            let queued =
+                if served.batch < asked { format!(" with the {} of {asked} sequences that fit", served.batch) } else { String::new() };
             let _ = writeln!(out, "Speed   {:.1} tok/s, {:.2} ms a step{queued}", b.tokens_per_s, b.step_ms);
         }
         None => {
@@ -143,7 +153,7 @@ fn bounds(served: &Served) -> String {
             table.row([name.to_owned(), percent(share), bar(share, BAR)]);
         }
     }
-    format!("\nWhat bounds it\n  {}\n{}", served.breakdown.bound_by, table.render())
+    format!("\nWhat bounds it\n  {}\n\n{}", wrap(&served.breakdown.bound_by, 2), table.render())
 }
 
 fn exchanges(served: &Served) -> String {
