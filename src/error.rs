@@ -46,13 +46,15 @@ impl InputError {
         self.value = Some(value.into());
         self
     }
-    /// What would have been accepted; for an unknown name, those that resemble the value come first.
+    /// Names, of which those that resemble the value are shown. Call it after [`InputError::value`].
+    pub(crate) fn names<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        let names: Vec<String> = names.into_iter().map(Into::into).collect();
+        self.nearest = self.value.as_ref().map(|value| crate::nearest::nearest(value, &names)).unwrap_or_default();
+        self
+    }
+    /// What would have been accepted: values, or words that describe them.
     pub(crate) fn accepted<S: Into<String>>(mut self, accepted: impl IntoIterator<Item = S>) -> Self {
-        self.accepted = accepted.into_iter().map(Into::into).collect();
-        // A number next to the wrong one is not what was meant.
-        if let Some(value) = self.value.as_ref().filter(|v| v.parse::<f64>().is_err()) {
-            self.nearest = crate::nearest::nearest(value, &self.accepted);
-        }
+        self.accepted.extend(accepted.into_iter().map(Into::into));
         self
     }
     /// The error text; `arguments` is the command line, in which the place is marked.
@@ -79,7 +81,7 @@ fn mark(argument: &str, value: Option<&str>, arguments: impl Iterator<Item = OsS
     let words: Vec<String> = arguments.map(|a| a.to_string_lossy().into_owned()).collect();
     let prefix = format!("{argument}=");
     let (index, skip) = words.iter().enumerate().find_map(|(i, word)| {
-        if word == argument {
+        if argument.starts_with('-') && word == argument {
             let follows = words.get(i + 1).is_some_and(|next| Some(next.as_str()) == value);
             Some((i + usize::from(follows), 0))
         } else if word.starts_with(&prefix) {
@@ -144,13 +146,20 @@ mod tests {
 
     #[test]
     fn the_mark_is_under_the_value() {
-        let e = InputError::new("--model", "no such model").value("kimi-k3").accepted(["kimi-k2", "deepseek-v3"]);
+        let e =
+            InputError::new("--model", "no such model").value("kimi-k3").names(["kimi-k2", "deepseek-v3"]).accepted(["kimi-k2", "a file"]);
         assert_eq!(
             e.render(words("sim --model kimi-k3 --json")),
-            "error: --model 'kimi-k3': no such model\n  moetwin sim --model kimi-k3 --json\n                      ^^^^^^^\n  nearest: kimi-k2\n  accepted: kimi-k2, deepseek-v3"
+            "error: --model 'kimi-k3': no such model\n  moetwin sim --model kimi-k3 --json\n                      ^^^^^^^\n  nearest: kimi-k2\n  accepted: kimi-k2, a file"
         );
         let equals = e.render(words("sim --model=kimi-k3"));
         assert!(equals.contains("\n  moetwin sim --model=kimi-k3\n                      ^^^^^^^\n"), "{equals}");
+    }
+
+    #[test]
+    fn a_positional_is_marked_by_its_value_even_where_a_subcommand_has_its_name() {
+        let text = InputError::new("model", "no").value("nope").render(words("model show nope"));
+        assert!(text.ends_with("\n  moetwin model show nope\n                     ^^^^"), "{text}");
     }
 
     #[test]

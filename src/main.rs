@@ -6,6 +6,7 @@ mod digest;
 mod error;
 mod nearest;
 mod output;
+mod resolve;
 mod table;
 
 use clap::Parser;

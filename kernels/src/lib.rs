@@ -3,3 +3,4 @@
 pub mod cost;
 pub mod dequant;
 pub mod reference;
+pub mod routing;

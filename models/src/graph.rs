@@ -149,7 +149,12 @@ impl Graph {
     }
     /// The number of elements along every dimension that `rank` holds of a tensor.
     pub fn local_sizes(&self, tensor: TensorId, rank: RankId) -> Result<Vec<u64>, SplitError> {
-        Ok(self.local_shape(tensor, rank)?.into_iter().map(|r| r.end - r.start).collect())
+        (0..self.tensors[tensor].shape.len()).map(|dim| self.local_size(tensor, dim, rank)).collect()
+    }
+    /// The number of elements along dimension `dim` that `rank` holds of a tensor, 1 beyond its last dimension.
+    pub fn local_size(&self, tensor: TensorId, dim: usize, rank: RankId) -> Result<u64, SplitError> {
+        let t = &self.tensors[tensor];
+        t.shape.get(dim).map_or(Ok(1), |d| self.local_dim(t, dim as u8, d, rank).map(|r| r.end - r.start))
     }
     /// Bytes that `rank` holds of a tensor, weights in their storage format with scales.
     ///
@@ -188,13 +193,13 @@ impl Graph {
         counts
     }
     fn local_dim(&self, t: &Tensor, index: u8, dim: &Dim, rank: RankId) -> Result<Range<u64>, SplitError> {
-        let axes: Vec<Axis> = t.layout.entries().iter().filter(|(_, p)| *p == Placement::Shard(index)).map(|(a, _)| *a).collect();
         let d = &self.deployment;
         let fail = |size: u64, axis: Axis| SplitError { tensor: t.name.clone(), dim: index, size, axis, parts: d.axis_size(axis) };
-        let axis = axes.first().copied();
+        let axes = t.layout.entries().iter().filter(|(_, p)| *p == Placement::Shard(index)).map(|(a, _)| *a);
+        let axis = axes.clone().next();
         let (part, parts) = axis.map_or((0, 1), |a| (d.axis_index(a, rank), d.axis_size(a)));
         match dim {
-            Dim::Tokens | Dim::LogitsRows | Dim::KvRows => Ok(self.local_rows(dim, &axes, rank)),
+            Dim::Tokens | Dim::LogitsRows | Dim::KvRows => Ok(self.local_rows(dim, axes, rank)),
             Dim::Received => Ok(0..self.received_slots(rank) * u64::from(d.axis_size(Axis::Ep))),
             Dim::Fixed(n) if parts == 1 => Ok(0..*n),
             Dim::Fixed(n) if n.is_multiple_of(u64::from(parts)) => {
@@ -222,23 +227,25 @@ impl Graph {
         }
     }
     /// Rows in replica-wide numbering: whole sequences over attn_dp, equal chunks of what is left over any other axis.
-    fn local_rows(&self, dim: &Dim, axes: &[Axis], rank: RankId) -> Range<u64> {
+    fn local_rows(&self, dim: &Dim, mut axes: impl Iterator<Item = Axis> + Clone, rank: RankId) -> Range<u64> {
         let d = &self.deployment;
         let replica = d.replica_sequences(&self.step, rank);
-        let sequences = if axes.contains(&Axis::AttnDp) { d.attention_sequences(&self.step, rank) } else { replica.clone() };
+        let by_sequence = axes.clone().any(|a| a == Axis::AttnDp);
+        let sequences = if by_sequence { d.attention_sequences(&self.step, rank) } else { replica.clone() };
+        // Asked for every tensor of every rank, so nothing is copied here: the sums are those of [`Step`].
         let rows_of = |r: Range<usize>| -> u64 {
-            let part = self.step.slice(r);
+            let part = &self.step.sequences[r];
             match (dim, self.step.logits) {
-                (Dim::KvRows, _) => part.kv_rows(),
-                (Dim::LogitsRows, LogitsRows::Last) => part.logits_rows(),
-                _ => part.tokens(),
+                (Dim::KvRows, _) => part.iter().map(|s| u64::from(s.past) + u64::from(s.new)).sum(),
+                (Dim::LogitsRows, LogitsRows::Last) => part.len() as u64,
+                _ => part.iter().map(|s| u64::from(s.new)).sum(),
             }
         };
         let start = rows_of(replica.start..sequences.start);
         let rows = rows_of(sequences);
-        match axes.iter().find(|a| **a != Axis::AttnDp) {
+        match axes.find(|a| *a != Axis::AttnDp) {
             None => start..start + rows,
-            Some(&a) => {
+            Some(a) => {
                 let c = chunk(rows, d.axis_index(a, rank), d.axis_size(a));
                 start + c.start..start + c.end
             }
@@ -249,7 +256,7 @@ impl Graph {
         let d = &self.deployment;
         let axes: &[Axis] = if d.dp_attention > 1 { &[Axis::AttnDp, Axis::AttnTp] } else { &[Axis::Tp] };
         let rows = |r: RankId| {
-            let r = self.local_rows(&Dim::Tokens, axes, r);
+            let r = self.local_rows(&Dim::Tokens, axes.iter().copied(), r);
             r.end - r.start
         };
         d.group(Axis::Ep, rank).into_iter().map(rows).max().unwrap_or(0)

@@ -1,5 +1,6 @@
 //! How a graph becomes per-rank commands, and who obeys them.
 
+pub mod executor;
 pub mod init;
 pub mod ledger;
 pub mod lower;
@@ -9,5 +10,6 @@ pub mod session;
 pub mod verify;
 pub mod weights;
 
+pub use executor::{Executor, ProgramKey};
 pub use lower::{LowerOptions, lower};
 pub use program::{Action, Buffer, BufferId, Command, CommandId, EventId, Group, GroupId, Place, Program, RankProgram, StreamId};

@@ -1,21 +1,20 @@
-//! A model in service on the reference: prefill a batch of prompts, then decode token by token through the KV cache.
+//! A model in service: prefill a batch of prompts, then decode token by token through the KV cache.
 
+use crate::executor::{Executor, ProgramKey};
 use crate::lower::{LowerOptions, lower};
 use crate::program::{Action, Program};
-use crate::reference::{ExecuteError, NamedValue, Order, ReferenceExecutor, StepInputs};
+use crate::reference::{ExecuteError, NamedValue, StepInputs};
 use crate::verify::{ProgramFault, verify};
 use crate::weights::WeightSource;
 use moetwin_kernels::reference::{Array, Real};
 use moetwin_models::graph::SplitError;
-use moetwin_models::{BuildOptions, Deployment, LogitsRows, ModelSpec, Phase, PlanError, RankId, Sequence, Step, plan};
+use moetwin_models::{BuildOptions, Deployment, LogitsRows, ModelSpec, Phase, PlanError, Sequence, Step, plan};
 
 /// How to serve.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
     /// How the model is spread.
     pub deployment: Deployment,
-    /// Order of commands.
-    pub order: Order,
     /// Choices of lowering.
     pub lower: LowerOptions,
     /// Whether prefill reports every layer's hidden states, router choices and all logits.
@@ -43,14 +42,14 @@ pub enum SessionError {
 }
 
 /// A batch of sequences being served.
-pub struct Session<'a, T> {
+pub struct Session<'a, E> {
     spec: &'a ModelSpec,
     options: SessionOptions,
     weights: &'a dyn WeightSource,
-    executor: ReferenceExecutor<T>,
-    capacity: usize,
+    executor: E,
+    capacity: u32,
     lengths: Vec<u32>,
-    decode: Option<Program>,
+    decode: Option<ProgramKey>,
     collectives: u64,
 }
 
@@ -80,47 +79,47 @@ impl<T: Real> StepOutput<T> {
     }
 }
 
-impl<'a, T: Real + From<f32>> Session<'a, T> {
-    /// Checks the deployment; `max_new` tokens will be decoded after the prompts.
-    pub fn new(spec: &'a ModelSpec, weights: &'a dyn WeightSource, options: SessionOptions, longest_prompt: u32, max_new: u32) -> Self {
-        let capacity = longest_prompt as usize + max_new as usize;
-        let executor = ReferenceExecutor::new(options.deployment.ranks(), capacity);
+impl<'a, E: Executor> Session<'a, E> {
+    /// A session on an executor whose KV pool holds `capacity` tokens a sequence.
+    pub fn new(spec: &'a ModelSpec, weights: &'a dyn WeightSource, executor: E, options: SessionOptions, capacity: u32) -> Self {
         Self { spec, options, weights, executor, capacity, lengths: Vec::new(), decode: None, collectives: 0 }
     }
 
-    /// Collectives and pipeline sends that one decode pass (or, before any, the prefill) issues on the rank that issues most.
+    /// Collectives and pipeline sends that the latest program's pass issues on the rank that issues most.
     pub fn collectives(&self) -> u64 {
         self.collectives
     }
 
     /// Computes the prompts on empty caches.
-    pub fn prefill(&mut self, prompts: &[Vec<i32>]) -> Result<StepOutput<T>, SessionError> {
+    pub fn prefill(&mut self, prompts: &[Vec<i32>]) -> Result<StepOutput<E::Number>, SessionError> {
         if let Some(i) = prompts.iter().position(Vec::is_empty) {
             return Err(SessionError::Prompts(format!("sequence {i} is empty; a prompt needs at least one token")));
         }
         let sequences: Vec<Sequence> = prompts.iter().map(|p| Sequence { past: 0, new: p.len() as u32 }).collect();
         let logits = if self.options.dump { LogitsRows::All } else { LogitsRows::Last };
         let program = self.program(Step { phase: Phase::Prefill, sequences: sequences.clone(), logits }, self.options.dump)?;
-        self.prepare(&program)?;
+        let key = self.executor.add(program, self.weights)?;
         self.lengths = sequences.iter().map(|s| s.new).collect();
         let inputs = StepInputs { token_ids: prompts.concat(), sequences };
-        Ok(StepOutput { values: self.executor.run(&program, &inputs, self.options.order)? })
+        Ok(StepOutput { values: self.executor.run(key, &inputs)? })
     }
 
     /// Computes one further token of every sequence.
-    pub fn decode(&mut self, tokens: &[i32]) -> Result<StepOutput<T>, SessionError> {
+    pub fn decode(&mut self, tokens: &[i32]) -> Result<StepOutput<E::Number>, SessionError> {
         let sequences: Vec<Sequence> = self.lengths.iter().map(|&past| Sequence { past, new: 1 }).collect();
-        if self.decode.is_none() {
-            // One program for every length: only the number of new tokens shapes its buffers.
-            let past = (self.capacity - 1) as u32;
-            let step = Step { phase: Phase::Decode, sequences: vec![Sequence { past, new: 1 }; sequences.len()], logits: LogitsRows::Last };
-            let program = self.program(step, false)?;
-            self.prepare(&program)?;
-            self.decode = Some(program);
-        }
-        let program = self.decode.as_ref().expect("just made");
+        let key = match self.decode {
+            Some(key) => key,
+            None => {
+                // One program for every length: only the number of new tokens shapes its buffers.
+                let sequences = vec![Sequence { past: self.capacity.saturating_sub(1), new: 1 }; sequences.len()];
+                let program = self.program(Step { phase: Phase::Decode, sequences, logits: LogitsRows::Last }, false)?;
+                let key = self.executor.add(program, self.weights)?;
+                self.decode = Some(key);
+                key
+            }
+        };
         let inputs = StepInputs { token_ids: tokens.to_vec(), sequences };
-        let values = self.executor.run(program, &inputs, self.options.order)?;
+        let values = self.executor.run(key, &inputs)?;
         self.lengths.iter_mut().for_each(|l| *l += 1);
         Ok(StepOutput { values })
     }
@@ -131,14 +130,6 @@ impl<'a, T: Real + From<f32>> Session<'a, T> {
         verify(&program).map_err(SessionError::Program)?;
         self.collectives = collectives(&program);
         Ok(program)
-    }
-
-    fn prepare(&mut self, program: &Program) -> Result<(), SessionError> {
-        for rank in (0..self.options.deployment.ranks()).map(RankId) {
-            self.executor.load_rank(program, rank, self.weights)?;
-            self.executor.allocate_kv(program, rank);
-        }
-        Ok(())
     }
 }
 

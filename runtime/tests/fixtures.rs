@@ -2,7 +2,7 @@
 
 use moetwin_kernels::reference::{Array, Data};
 use moetwin_models::{AllToAll, Deployment, config};
-use moetwin_runtime::reference::Order;
+use moetwin_runtime::reference::{Order, ReferenceExecutor};
 use moetwin_runtime::session::{Session, SessionOptions};
 use moetwin_runtime::weights::{Checkpoint, CheckpointWeights, Layers};
 use std::path::PathBuf;
@@ -63,8 +63,10 @@ fn check(name: &str, deployment: Deployment, order: Order) {
     let prompts: Vec<Vec<i32>> = ids.chunks(shape[1] as usize).map(|c| c.iter().map(|&x| x as i32).collect()).collect();
     let want_greedy = greedy(name);
     let new = want_greedy[0].len();
-    let options = SessionOptions { deployment, order, lower: Default::default(), dump: true };
-    let mut session = Session::<f32>::new(&spec, &weights, options, shape[1] as u32, new as u32);
+    let capacity = (shape[1] as usize + new) as u32;
+    let executor = ReferenceExecutor::<f32>::new(deployment.ranks(), capacity, order);
+    let mut session =
+        Session::new(&spec, &weights, executor, SessionOptions { deployment, lower: Default::default(), dump: true }, capacity);
     let out = session.prefill(&prompts).unwrap();
     for v in &out.values {
         if v.name == "next_ids" {

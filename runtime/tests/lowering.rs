@@ -22,13 +22,13 @@ fn program(spec: &ModelSpec, deployment: &Deployment) -> Program {
 }
 
 fn run(program: &Program, weights: &CheckpointWeights, order: Order) -> Result<Vec<u32>, ExecuteError> {
-    let mut executor = ReferenceExecutor::<f32>::new(program.graph.deployment.ranks(), 8);
+    let mut executor = ReferenceExecutor::<f32>::new(program.graph.deployment.ranks(), 8, order);
     for (rank, _) in program.ranks.iter() {
         executor.load_rank(program, rank, weights)?;
         executor.allocate_kv(program, rank);
     }
     let inputs = StepInputs { token_ids: vec![5, 9, 80, 3, 7, 7, 120, 1], sequences: SEQUENCES.to_vec() };
-    let values = executor.run(program, &inputs, order)?;
+    let values = executor.step(program, &inputs, order)?;
     let logits = values.iter().find(|v| v.name == "logits").unwrap();
     Ok(logits.value.as_real().unwrap().iter().map(|x| x.to_bits()).collect())
 }

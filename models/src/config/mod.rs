@@ -161,9 +161,9 @@ fn parse(text: &str, name: &str, source: Source) -> Result<Map<String, Value>, C
         Ok(other) => Err(fault(None, format!("is {}", describe(&other)))),
         Err(e) => {
             // serde_json appends the place, which has fields of its own here.
-            let text = e.to_string();
-            let problem = text.rsplit_once(" at line ").map_or(text.as_str(), |(problem, _)| problem);
-            Err(fault(Some(Position { line: e.line(), column: e.column() }), problem.into()))
+            let said = e.to_string();
+            let problem = said.rsplit_once(" at line ").map_or(said.as_str(), |(problem, _)| problem);
+            Err(fault(Some(position::of_syntax_error(text, e.line(), e.column())), problem.into()))
         }
     }
 }

@@ -44,6 +44,17 @@ fn position(text: &str, offset: usize) -> Position {
     Position { line: before.matches('\n').count() + 1, column: before[start..].chars().count() + 1 }
 }
 
+/// The place of a syntax error. serde_json counts columns in bytes, and from 0 where it stands before the first byte of a line.
+pub(super) fn of_syntax_error(text: &str, line: usize, column: usize) -> Position {
+    let line = line.max(1);
+    let start = text.split_inclusive('\n').take(line - 1).map(str::len).sum::<usize>();
+    let mut offset = (start + column.saturating_sub(1)).min(text.len());
+    while !text.is_char_boundary(offset) {
+        offset -= 1;
+    }
+    position(text, offset)
+}
+
 /// Paths of keys that stand twice in one object, at most `limit` of them.
 pub(super) fn duplicates(text: &str, limit: usize) -> Vec<Vec<Part>> {
     let mut found = Vec::new();
@@ -195,6 +206,15 @@ mod tests {
 
     fn key(parts: &[&str]) -> Vec<Part> {
         parts.iter().map(|p| p.parse().map_or_else(|_| Part::Key((*p).to_string()), Part::Index)).collect()
+    }
+
+    #[test]
+    fn syntax_errors_are_placed_in_characters_from_1() {
+        for (text, line, column) in [("", 1, 1), ("{", 1, 1), ("{\"ü\": x}", 1, 7), ("{\n  \"a\": \n}", 3, 1), ("[1,\n", 2, 1)] {
+            let e = serde_json::from_str::<serde_json::Value>(text).expect_err(text);
+            let found = of_syntax_error(text, e.line(), e.column());
+            assert_eq!((found.line, found.column), (line, column), "{text:?}: {e}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::exchange::{ExchangeError, Member, exchange};
 use super::memory::{RankMemory, StepMemory, cache_layer, poisoned, weight_of};
 use super::output::{self, NamedValue};
 use super::schedule::{Deadlock, Firing, Order, Schedule};
+use crate::executor::{Executor, ProgramKey};
 use crate::program::{BufferId, Command, Place, Program};
 use crate::weights::{WeightSource, load_weight};
 use moetwin_kernels::reference::collective::{CollectiveError, held_ranges, slice};
@@ -67,12 +68,14 @@ pub struct ReferenceExecutor<T> {
     ranks: IdVec<RankId, RankMemory<T>>,
     /// KV pool rows of each sequence.
     capacity: usize,
+    order: Order,
+    programs: Vec<Program>,
 }
 
 impl<T: Real> ReferenceExecutor<T> {
     /// Ranks without weights, with room for `capacity` tokens of KV a sequence.
-    pub fn new(ranks: u32, capacity: usize) -> Self {
-        Self { ranks: (0..ranks).map(|_| RankMemory::default()).collect(), capacity }
+    pub fn new(ranks: u32, capacity: u32, order: Order) -> Self {
+        Self { ranks: (0..ranks).map(|_| RankMemory::default()).collect(), capacity: capacity as usize, order, programs: Vec::new() }
     }
 
     /// Loads the weights of one rank that a program names and that are not loaded yet; returns how many.
@@ -105,8 +108,8 @@ impl<T: Real> ReferenceExecutor<T> {
         }
     }
 
-    /// Runs one step and returns the program's named results, whole.
-    pub fn run(&mut self, program: &Program, inputs: &StepInputs, order: Order) -> Result<Vec<NamedValue<T>>, ExecuteError> {
+    /// Runs one step of a program in an order of choice.
+    pub fn step(&mut self, program: &Program, inputs: &StepInputs, order: Order) -> Result<Vec<NamedValue<T>>, ExecuteError> {
         self.check_inputs(program, inputs)?;
         let mut run = Run { executor: self, program, inputs, steps: program.ranks.iter().map(|(_, rp)| StepMemory::new(rp)).collect() };
         let mut schedule = Schedule::new(program, order);
@@ -134,6 +137,31 @@ impl<T: Real> ReferenceExecutor<T> {
             Some(i) => Err(ExecuteError::Inputs(format!("sequence {i} needs more than the pool's {} tokens", self.capacity))),
             None => Ok(()),
         }
+    }
+}
+
+impl<T: Real + From<f32>> Executor for ReferenceExecutor<T> {
+    type Number = T;
+
+    fn add(&mut self, program: Program, weights: &dyn WeightSource) -> Result<ProgramKey, ExecuteError> {
+        for rank in program.ranks.ids() {
+            self.load_rank(&program, rank, weights)?;
+            self.allocate_kv(&program, rank);
+        }
+        self.programs.push(program);
+        Ok(ProgramKey(self.programs.len() - 1))
+    }
+
+    fn program(&self, key: ProgramKey) -> &Program {
+        &self.programs[key.0]
+    }
+
+    fn run(&mut self, key: ProgramKey, inputs: &StepInputs) -> Result<Vec<NamedValue<T>>, ExecuteError> {
+        // The programs are set aside while the ranks' memory changes.
+        let programs = std::mem::take(&mut self.programs);
+        let values = self.step(&programs[key.0], inputs, self.order);
+        self.programs = programs;
+        values
     }
 }
 

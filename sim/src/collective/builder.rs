@@ -70,12 +70,22 @@ impl Builder<'_> {
                 let pass = figures.ll_pass.value;
                 let overhead = figures.ll_step.value + pass.scaled(first.min(LL_PASS_BYTES), 3 * LL_PASS_BYTES);
                 let cap = rate(2 * channels * LL_PASS_BYTES, pass);
-                StepCost { overhead, flow: Flow { wire_bytes: (bytes - first) * 2, cap }, slices: 1, finish_permille: 0 }
+                StepCost {
+                    overhead,
+                    flow: Flow { wire_bytes: (bytes - first) * 2, cap },
+                    slices: 1,
+                    finish_permille: figures.finish_permille.value,
+                }
             }
             Protocol::Ll128 => {
                 let cap = figures.ll128_channel_bytes_per_s.value.saturating_mul(channels);
                 let wire_bytes = bytes.div_ceil(LL128_DATA) * 128;
-                StepCost { overhead: figures.ll128_step.value, flow: Flow { wire_bytes, cap }, slices: 1, finish_permille: 0 }
+                StepCost {
+                    overhead: figures.ll128_step.value,
+                    flow: Flow { wire_bytes, cap },
+                    slices: 1,
+                    finish_permille: figures.finish_permille.value,
+                }
             }
             Protocol::Simple | Protocol::Peer => StepCost {
                 overhead: figures.simple_step.value,

@@ -3,17 +3,19 @@
 //! Each `check_*` function takes any bytes, feeds them to a reader and panics where a promise is broken: the fuzz targets call them, and so do
 //! the tests that replay the corpora.
 
+mod config;
 pub mod deployments;
 pub mod models;
 mod safetensors;
 
+pub use config::check_config;
 pub use safetensors::check_safetensors;
 
 /// Takes any bytes and panics where a promise is broken.
 pub type Check = fn(&[u8]);
 
 /// Every fuzz target, by the name of its file in `fuzz/fuzz_targets` and of its corpus folder.
-pub const TARGETS: &[(&str, Check)] = &[("safetensors", check_safetensors)];
+pub const TARGETS: &[(&str, Check)] = &[("config", check_config), ("safetensors", check_safetensors)];
 
 /// What every rejection must be: a reason of a readable length, whatever the input was.
 pub fn check_reason(reason: &str) {

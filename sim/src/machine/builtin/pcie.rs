@@ -11,7 +11,7 @@ pub(super) fn rtx_pro_6000_server() -> Machine {
         from: Sourced { origin: Origin::Measured, source: TABLES },
         cpu: Figure::assumed(CpuFamily::IntelSapphireRapids, "NCCL's choices by size fit a socket link of 18 to 24 GB/s"),
         p2p_level: default_level(),
-        kernel: 4300,
+        kernel: 4600,
         nvlink: Ring {
             ll_step: 500,
             ll_pass: 650,
@@ -21,11 +21,11 @@ pub(super) fn rtx_pro_6000_server() -> Machine {
             slices: 1,
             finish_permille: 1000,
         },
-        pcie: Ring { ll_step: 300, ll_pass: 800, ll128_step: 2000, ll128_channel: 4, simple_step: 3000, slices: 1, finish_permille: 550 },
-        host: Ring { ll_step: 150, ll_pass: 1350, ll128_step: 3000, ll128_channel: 3, simple_step: 3000, slices: 1, finish_permille: 550 },
+        pcie: Ring { ll_step: 500, ll_pass: 700, ll128_step: 2000, ll128_channel: 4, simple_step: 4000, slices: 1, finish_permille: 550 },
+        host: Ring { ll_step: 350, ll_pass: 1330, ll128_step: 3000, ll128_channel: 3, simple_step: 4000, slices: 1, finish_permille: 550 },
         nvls: None,
-        message: [4000, 8000, 200, 26, 1000],
-        custom: [1500, 200, 720, 3000],
+        message: [1500, 3500, 300, 26, 1150],
+        custom: [0, 200, 810, 3000],
     };
     let summary = "8 RTX PRO 6000 Blackwell Server behind four PCIe 5.0 switches of two, two sockets";
     let peer = Figure::measured(true, "SGLang's peer kernel runs on two GPUs of the node");
@@ -35,8 +35,8 @@ pub(super) fn rtx_pro_6000_server() -> Machine {
         "its source does not state the topology: pairs below a switch and NCCL's default of no peer access beyond it explain the tables",
     );
     build.assume("memory rate 1597 GB/s (Server Edition), not the Workstation's 1792");
-    let bounce = Figure::measured(104 * GB, "four rings through one socket's memory: 26 GB/s each");
-    let x16 = Figure::measured(56 * GB, "PCIe 5.0 x16 peer writes, RTX PRO 6000");
+    let bounce = Figure::measured(54 * GB, "two ring hops through one socket's memory: 27 GB/s each");
+    let x16 = Figure::measured(50 * GB, "PCIe 5.0 x16 behind a switch, both ways at once: 101 to 103 GB/s, RTX PRO 6000");
     let fabric = Fabric { rate: Figure::assumed(200 * GB, "a socket's I/O fabric"), latency: Figure::assumed(ns(100), "inside a socket") };
     let port = Port::x16(5, x16.clone(), Figure::measured(ns(320), "half of a same-switch GPU ping-pong, 633 ns"));
     let mut sockets = Vec::new();

@@ -1,0 +1,196 @@
+//! Attention: cache rows read, scores computed, projections folded into it.
+
+use super::local::Local;
+use super::{CostFacts, CostShape};
+use moetwin_models::{Op, Sequence};
+
+/// Width of a lightning-indexer key and heads of its queries: `index_head_dim` and `index_n_heads` of DeepSeek-V3.2's config.json.
+const INDEX_HEAD_DIM: u64 = 128;
+const INDEX_HEADS: u64 = 64;
+/// An indexer key is stored in FP8 with one f32 scale.
+const INDEX_KEY_BYTES: u64 = INDEX_HEAD_DIM + 4;
+/// Bytes of an element of the recurrent state, which engines keep in f32.
+const STATE_ELEMENT_BYTES: u64 = 4;
+
+/// Which rows of its sequence a token attends to.
+#[derive(Clone, Copy)]
+enum Reach {
+    All,
+    /// The latest ones.
+    Window(u64),
+    /// Any, at most this many.
+    Selected(u64),
+}
+
+impl Reach {
+    /// Cache rows that a sequence's new tokens read, each counted once.
+    fn rows(self, s: Sequence) -> u64 {
+        let (new, all) = (u64::from(s.new), u64::from(s.past) + u64::from(s.new));
+        match self {
+            Reach::All => all,
+            Reach::Window(w) => all.min(w.max(1) + new - 1),
+            Reach::Selected(k) => all.min(k.saturating_mul(new)),
+        }
+    }
+    /// Token-row pairs that are scored: for the token at position `p`, `p + 1` rows, or as many as it reaches.
+    fn pairs(self, s: Sequence) -> u64 {
+        let (first, new) = (u64::from(s.past) + 1, u64::from(s.new));
+        let limit = match self {
+            Reach::All => u64::MAX,
+            Reach::Window(n) | Reach::Selected(n) => n,
+        };
+        // Tokens that still see fewer rows than the limit, then those at the limit.
+        let growing = limit.saturating_sub(first).saturating_add(1).min(new) * u64::from(first <= limit);
+        let sum = growing * first + growing * growing.saturating_sub(1) / 2;
+        sum + (new - growing) * limit.min(first + new)
+    }
+}
+
+/// Totals over the sequences of a rank.
+struct Totals {
+    batch: u64,
+    tokens: u64,
+    rows: u64,
+    pairs: u64,
+}
+
+fn totals(local: &Local<'_>, reach: Reach) -> Totals {
+    local.sequences().fold(Totals { batch: 0, tokens: 0, rows: 0, pairs: 0 }, |t, s| Totals {
+        batch: t.batch + 1,
+        tokens: t.tokens + u64::from(s.new),
+        rows: t.rows + reach.rows(s),
+        pairs: t.pairs + reach.pairs(s),
+    })
+}
+
+/// Scores, softmax and values. A cache row is read once, however many heads and tokens attend to it.
+pub(super) fn core(local: &Local<'_>) -> CostFacts {
+    let q = local.input(0);
+    let (reach, heads, key_dim, value_dim) = match &local.node.op {
+        Op::GqaAttention { head_dim, window, .. } => {
+            let dim = u64::from(*head_dim);
+            (window.map_or(Reach::All, |w| Reach::Window(u64::from(w))), q.cols() / dim.max(1), dim, dim)
+        }
+        Op::MlaDecode { kv_lora, sparse_topk, .. } => {
+            let width = local.input(1).cols();
+            let reach = sparse_topk.map_or(Reach::All, |k| Reach::Selected(u64::from(k)));
+            (reach, q.cols() / width.max(1), width, u64::from(*kv_lora))
+        }
+        Op::MlaPrefill { v_dim, .. } => {
+            let value_dim = u64::from(*v_dim);
+            let heads = local.output(0).cols() / value_dim.max(1);
+            (Reach::All, heads, q.cols() / heads.max(1), value_dim)
+        }
+        _ => return CostFacts::default(),
+    };
+    let t = totals(local, reach);
+    let per_row = match &local.node.op {
+        // Expanded keys and values, and the rotated part of the cache.
+        Op::MlaPrefill { nope, .. } => {
+            let rope = key_dim.saturating_sub(u64::from(*nope));
+            local.input(1).row_bytes() + rope * local.input(2).tensor.dtype.bytes()
+        }
+        _ => local.input(1).row_bytes(),
+    };
+    CostFacts {
+        flops: 2 * t.pairs * heads * (key_dim + value_dim),
+        weight_bytes: local.streamed().weight_bytes,
+        read_bytes: q.bytes() + t.rows * per_row,
+        write_bytes: local.written(),
+        shape: CostShape::Attention { heads, batch: t.batch, tokens: t.tokens, kv_rows: t.rows },
+        ..CostFacts::default()
+    }
+}
+
+/// Norm and rotation before the scores, and the new rows of the cache.
+pub(super) fn append(local: &Local<'_>) -> CostFacts {
+    let streamed = local.streamed();
+    let tokens = local.input(0).rows();
+    let cache_bytes = tokens * local.output(1).row_bytes();
+    // Two multiplications and an addition for each rotated element.
+    CostFacts { flops: 3 * local.input_elements(0), write_bytes: streamed.write_bytes + cache_bytes, ..streamed }
+}
+
+/// The halves of `kv_b` in absorbed form (one product a head), or all of it over the cache in expanded form.
+pub(super) fn absorb(local: &Local<'_>) -> CostFacts {
+    let weight = local.input(1);
+    let (rows, kv_lora) = (weight.rows(), weight.cols());
+    let read = local.streamed();
+    let (m, n, k, used_rows) = match &local.node.op {
+        Op::MlaAbsorbQuery { nope, v_dim, .. } => {
+            let (nope, head) = (u64::from(*nope), u64::from(nope + v_dim).max(1));
+            (local.output(0).rows(), rows / head * kv_lora, nope, rows / head * nope)
+        }
+        Op::MlaExpandValue { nope, v_dim } => {
+            let (v, head) = (u64::from(*v_dim), u64::from(nope + v_dim).max(1));
+            (local.output(0).rows(), rows / head * v, kv_lora, rows / head * v)
+        }
+        _ => (local.output(0).rows(), rows, kv_lora, rows),
+    };
+    // The cache is no streamed operand: the expanded form reads the compressed part of its rows.
+    let cache_bytes = if local.node.op == Op::MlaExpandKv { m * kv_lora * local.input(0).tensor.dtype.bytes() } else { 0 };
+    CostFacts {
+        flops: 2 * m * n * k,
+        weight_bytes: weight.weight_bytes(used_rows, kv_lora),
+        read_bytes: read.read_bytes + cache_bytes,
+        shape: CostShape::Gemm { m, n, k },
+        ..read
+    }
+}
+
+/// Linear attention and the sparse indexer.
+pub(super) fn other(local: &Local<'_>) -> CostFacts {
+    let streamed = local.streamed();
+    let t = totals(local, Reach::All);
+    match &local.node.op {
+        Op::LinearAttention { key_dim, value_dim, conv_width, .. } => {
+            let (key_dim, value_dim) = (u64::from(*key_dim), u64::from(*value_dim));
+            let heads = local.output(0).cols() / value_dim.max(1);
+            let conv_channels = local.input(2).rows();
+            let state = heads * key_dim * value_dim * STATE_ELEMENT_BYTES;
+            let conv_state = conv_channels * u64::from(*conv_width).saturating_sub(1) * local.input(0).tensor.dtype.bytes();
+            let states = t.batch * (state + conv_state);
+            // Gated delta rule: decay, the key's old value, the update and the query's read, each one multiply-add of the state.
+            let flops = t.tokens * (4 * 2 * heads * key_dim * value_dim + 2 * conv_channels * u64::from(*conv_width));
+            CostFacts { flops, read_bytes: streamed.read_bytes + states, write_bytes: streamed.write_bytes + states, ..streamed }
+        }
+        _ => CostFacts {
+            flops: 2 * t.pairs * INDEX_HEADS * INDEX_HEAD_DIM,
+            read_bytes: streamed.read_bytes + t.rows * INDEX_KEY_BYTES,
+            ..streamed
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_and_pairs_equal_a_count_one_by_one() {
+        for past in 0..7u32 {
+            for new in 1..6u32 {
+                for limit in 1..9u64 {
+                    let s = Sequence { past, new };
+                    let seen = |reach: Reach, p: u64| match reach {
+                        Reach::All => (0..=p).collect::<Vec<u64>>(),
+                        Reach::Window(w) => ((p + 1).saturating_sub(w)..=p).collect(),
+                        // Every token picks other rows than the ones before it, as far as there are any.
+                        Reach::Selected(k) => (0..=p).rev().take(k as usize).collect(),
+                    };
+                    for reach in [Reach::All, Reach::Window(limit), Reach::Selected(limit)] {
+                        let per_token: Vec<Vec<u64>> = (past..past + new).map(|p| seen(reach, u64::from(p))).collect();
+                        assert_eq!(reach.pairs(s), per_token.iter().map(|r| r.len() as u64).sum::<u64>(), "{past} + {new}, {limit}");
+                        let mut rows: Vec<u64> = per_token.concat();
+                        rows.sort_unstable();
+                        rows.dedup();
+                        match reach {
+                            Reach::Selected(_) => assert!(reach.rows(s) >= rows.len() as u64),
+                            _ => assert_eq!(reach.rows(s), rows.len() as u64),
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! How many kernels engines launch for an op: what an eager launch path pays for, and what a captured graph has nodes for.
+//!
+//! | op | kernels |
+//! | --- | --- |
+//! | linear | the product, its bias in the epilogue; block-scaled FP8 and NVFP4 quantize the activations first |
+//! | grouped-query preparation | rotation (q and k in one), cache write, one norm each for q and k |
+//! | MLA norm, rotation | one norm for q, one for kv; rotation, cache write |
+//! | decode attention | split over the context, then the combining kernel; prefill needs no combining |
+//! | expanded MLA | keys of both parts are put together first |
+//! | routed experts | token alignment, gate and up, activation, down, weighted sum (Marlin and Triton paths alike) |
+//! | linear attention | convolution, gated delta rule, gated norm |
+//! | sparse index | scores, top-k |
+//! | all others | one |
+//!
+//! Counted in SGLang 0.5.9's DeepSeek, Qwen and gpt-oss paths without fusions that depend on the GPU.
+
+use super::local::Local;
+use moetwin_models::{Op, Phase, WeightFormat};
+
+pub(super) fn kernels(local: &Local<'_>) -> u32 {
+    let prefill = local.graph.step.phase == Phase::Prefill;
+    match &local.node.op {
+        Op::Linear { .. } => match local.input(1).format() {
+            Some(WeightFormat::Fp8Block { .. } | WeightFormat::Nvfp4) => 2,
+            _ => 1,
+        },
+        Op::QkvPrepare { rope, qk_norm_eps, .. } => 1 + u32::from(rope.is_some()) + if qk_norm_eps.is_some() { 2 } else { 0 },
+        Op::MlaNorm { q_lora, .. } => 1 + u32::from(q_lora.is_some()),
+        Op::QkNorm { .. } | Op::MlaRope { .. } | Op::MlaPrefill { .. } | Op::SparseIndex { .. } => 2,
+        Op::GqaAttention { .. } | Op::MlaDecode { .. } => {
+            if prefill {
+                1
+            } else {
+                2
+            }
+        }
+        Op::Experts { .. } => 5,
+        Op::LinearAttention { .. } => 3,
+        // A view of rows.
+        Op::Slice { dim: 0, .. } => 0,
+        _ => 1,
+    }
+}
