@@ -19,7 +19,7 @@ const LAUNCH_QUEUE: usize = 1024;
 const STUCK_LISTED: usize = 16;
 
 /// What a command costs: time on the GPU, and the bytes it communicates.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Priced {
     pub(crate) cost: OpCost,
     pub(crate) message_bytes: u64,
@@ -178,6 +178,7 @@ impl<'a> Engine<'a> {
             Action::Compute => self.host.eager_kernel * u64::from(self.priced[rank][index].cost.kernels),
             _ => self.host.eager_collective,
         };
+        let cost = cost.max(self.host.eager_command);
         let cause = r.host_last.map_or(Cause::Start, Cause::Span);
         let end = now + cost;
         let span = self.host_span(rank, SpanKind::Launch, Some(index), now, end, cause);

@@ -39,6 +39,8 @@ pub struct HostCosts {
     pub graphs: bool,
     /// Host time of one kernel launch.
     pub eager_kernel: Duration,
+    /// Host time of one command at least, whatever it launches.
+    pub eager_command: Duration,
     /// Host time of one collective, whatever its size.
     pub eager_collective: Duration,
     /// Host time of one launch of a captured graph.
@@ -116,11 +118,24 @@ fn more(count: usize, listed: usize) -> String {
     if count > listed { format!("; and {} more", count - listed) } else { String::new() }
 }
 
+/// Who launches the kernels of an eager pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Launcher {
+    /// A compiled host thread that does nothing but launch.
+    #[default]
+    Native,
+    /// A Python framework. What one call through it takes is measured for collectives (interpreter, dispatch, launch; nothing of it depends on
+    /// the size); any other op is taken to cost as much.
+    Framework,
+}
+
 /// How a program is run on a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SimOptions {
     /// Whether the pass is one captured graph.
     pub graphs: bool,
+    /// Who launches it otherwise.
+    pub launcher: Launcher,
     /// Whether peers may access each other's memory; `None` as the machine says.
     pub peer_access: Option<bool>,
     /// Whose collectives.
@@ -134,7 +149,7 @@ pub struct SimOptions {
 impl Default for SimOptions {
     fn default() -> Self {
         let backends = Backends { all_reduce: Library::Nccl, all_to_all: AllToAll::None, nccl_graph: GraphMode::Detected };
-        Self { graphs: true, peer_access: None, backends, gpus: Vec::new(), steps: 1 }
+        Self { graphs: true, launcher: Launcher::Native, peer_access: None, backends, gpus: Vec::new(), steps: 1 }
     }
 }
 
@@ -158,6 +173,10 @@ pub fn simulate(program: &Program, machine: &Machine, routing: &dyn RoutingLoad,
     let host = HostCosts {
         graphs: options.graphs,
         eager_kernel: launch.eager_kernel.value,
+        eager_command: match options.launcher {
+            Launcher::Native => Duration::ZERO,
+            Launcher::Framework => launch.eager_collective.value,
+        },
         eager_collective: launch.eager_collective.value,
         graph_launch: launch.graph_launch.value,
         graph_node: launch.graph_node.value,

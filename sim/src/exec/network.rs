@@ -1,7 +1,7 @@
 //! The machine's collective model as the executor's transport.
 
 use super::transport::{Exchange, Outcome, Transport};
-use crate::collective::{CollectiveOp, CollectiveRequest, Collectives, GraphMode, Launch, Library, Prediction};
+use crate::collective::{CollectiveOp, CollectiveRequest, Collectives, GraphMode, Launch, Library, Prediction, Protocol};
 use crate::cost::Provenance;
 use crate::machine::{Machine, Origin};
 use crate::time::Duration;
@@ -49,7 +49,7 @@ impl<'m> MachineTransport<'m> {
         }
         let mut same = request.clone();
         // The same algorithm, whatever would be chosen on faster links.
-        (same.algorithm, same.protocol) = (Some(prediction.algorithm), Some(prediction.protocol).filter(|p| p.is_nccl()));
+        (same.algorithm, same.protocol) = (Some(prediction.algorithm), Some(prediction.protocol).filter(|p| *p != Protocol::Peer));
         let fast = self.faster.predict(&same).map_err(|e| e.to_string())?;
         let link = ((prediction.transfer - fast.transfer) * FASTER).scaled(1, FASTER - 1).min(prediction.transfer);
         self.links.insert(request.clone(), link);

@@ -25,6 +25,14 @@ fn an_eager_pass_is_launched_command_by_command() {
 }
 
 #[test]
+fn a_framework_takes_its_time_for_every_command() {
+    let slow = HostCosts { eager_command: Duration::from_ps(9), ..EAGER };
+    // 9 for the kernel instead of 7, but 11 for the collective as before.
+    let trace = run(&[vec![compute(0, 4), reduce(0, 5, 0)]], &[&[0]], slow, 1).unwrap();
+    assert_eq!(times(&trace), BTreeMap::from([((0, 0), (9, 13)), ((0, 1), (20, 25))]));
+}
+
+#[test]
 fn an_exchange_keeps_arrival_and_transfer_apart() {
     let trace = run(&[vec![reduce(0, 10, 0)], vec![compute(0, 40), reduce(0, 20, 0)]], &[&[0, 1]], CAPTURED, 1).unwrap();
     assert_eq!(times(&trace), BTreeMap::from([((0, 0), (100, 160)), ((1, 0), (100, 140)), ((1, 1), (140, 160))]));
