@@ -79,9 +79,9 @@ impl Causal {
         let mut next = vec![0usize; self.threads.len()];
         loop {
             let mut moved = false;
-            for thread in 0..self.threads.len() {
-                while next[thread] < self.threads[thread].len() && self.start(plan, thread, next[thread]) {
-                    next[thread] += 1;
+            for (thread, next) in next.iter_mut().enumerate() {
+                while *next < self.threads[thread].len() && self.start(plan, thread, *next) {
+                    *next += 1;
                     moved = true;
                 }
             }

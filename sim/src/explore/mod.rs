@@ -2,7 +2,7 @@
 //!
 //! Steps choose nothing. What a step waits for (the steps before it on its thread, its `after`, the partners of earlier
 //! synchronising steps) is fixed by the plan, so the reachable states are exactly the sets of started steps that contain, with a step, everything
-//! it waits for. [`causal`] computes that order once, as vector clocks. Two reductions follow, both exact:
+//! it waits for. That order is computed once, as vector clocks. Two reductions follow, both exact:
 //!
 //! - *partial order*: an invariant looks at the acting rank and at most one other ([`Check`](moetwin_runtime::init::Check)
 //!   enforces it by its signature). Of all states in which a step can begin and those two ranks have come equally far, one is the smallest, and

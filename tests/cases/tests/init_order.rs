@@ -1,7 +1,8 @@
 //! Start-up order: the explorer against every interleaving, every invariant against a plan that only it refuses, and the failure of the
 //! project's origin story.
 
-use moetwin_cases::init_plans::{MUTATIONS, cause, check_plan_text, explorer_agrees, native_base, origin_story, plans};
+use moetwin_cases::check_init_plan;
+use moetwin_cases::init_plans::{MUTATIONS, cause, explorer_agrees, native_base, origin_story, plans};
 use moetwin_models::RankId;
 use moetwin_runtime::init::{CheckedPlan, INVARIANTS, InitPhase, InitPlan, InitStep, NativeInputs};
 use moetwin_runtime::{Group, GroupId};
@@ -157,12 +158,12 @@ fn identical_ranks_cost_no_states() {
 
 #[test]
 fn plan_files_are_read_back_as_they_were_or_refused() {
-    check_plan_text(&native_base().to_json());
+    check_init_plan(native_base().to_json().as_bytes());
     let small = InitPlan::native(&NativeInputs::uniform(2, true, false, false, vec![8], true)).to_json();
     let text = small.split_ascii_whitespace().collect::<Vec<_>>().join(" ");
     // Every prefix, and every text with one byte gone, is a plan or an error, never a panic.
     for cut in (0..text.len()).step_by(11) {
-        check_plan_text(&text[..cut]);
-        check_plan_text(&format!("{}{}", &text[..cut], &text[cut + 1..]));
+        check_init_plan(&text.as_bytes()[..cut]);
+        check_init_plan(format!("{}{}", &text[..cut], &text[cut + 1..]).as_bytes());
     }
 }
