@@ -10,8 +10,8 @@ use std::str::FromStr;
 pub(crate) const DEFAULT_MACHINE: &str = "8x-rtx-pro-6000-server";
 /// The model of the default scenario.
 pub(crate) const DEFAULT_MODEL: &str = "kimi-k2.5";
-/// Tokens already in the cache of each sequence unless told otherwise: the context at which the measured kernel tables are densest.
-pub(crate) const DEFAULT_CONTEXT: u32 = 4096;
+/// Tokens already in the cache of each sequence unless told otherwise: a short conversation.
+pub(crate) const DEFAULT_CONTEXT: u32 = 1024;
 
 /// What is deployed, how it is split, and what it is asked to do.
 #[derive(Args, Clone, Debug, Default)]
@@ -61,7 +61,7 @@ machine; 1 for `run`]")]
     pub(crate) batch: Option<u32>,
     /// Tokens of history per sequence (prefill: tokens of the prompt)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=16_777_216), help_heading = "Step", long_help = "\
-Tokens of history per sequence; with `--phase prefill` the tokens of the prompt [default: 4096, or fewer where the model has fewer positions]")]
+Tokens of history per sequence; with `--phase prefill` the tokens of the prompt [default: 1024, or fewer where the model has fewer positions]")]
     pub(crate) context: Option<u32>,
     /// What the step computes: decode, prefill or verify:N
     #[arg(long, value_name = "decode|prefill|verify:N", value_parser = parse_phase, help_heading = "Step", long_help = "\
