@@ -76,7 +76,8 @@ impl Prediction {
         let mut all: Vec<String> = Vec::new();
         for gpu in &machine.models {
             let rate = &gpu.memory_bytes_per_s;
-            all.push(format!("{}: {:.0} GB/s of memory ({}: {})", gpu.name, rate.value as f64 / 1e9, rate.origin.name(), rate.source));
+            let (gb, known) = (rate.value as f64 / 1e9, rate.origin.name());
+            all.push(format!("{}: {gb:.0} GB/s of memory ({known}; sources: moetwin machine show {})", gpu.name, machine.name));
         }
         all.extend(machine.assumptions.iter().cloned());
         all.extend(self.ledger.assumptions.iter().cloned());

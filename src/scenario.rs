@@ -1,8 +1,7 @@
 //! From flags to what the library needs: a model, a machine, a deployment and a step.
 
 use crate::args::{
-    AllReduceKind, DEFAULT_CONTEXT, DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Engine, NcclGraph, Routing, Speculation, Switch,
-    not_yet,
+    AllReduceKind, DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Engine, NcclGraph, Routing, Speculation, Switch, not_yet,
 };
 use crate::error::{Failure, InputError};
 use crate::resolve::{self, Model};
@@ -31,6 +30,8 @@ pub(crate) struct Scenario {
     pub(crate) routing: Distribution,
     /// How it runs.
     pub(crate) options: SimOptions,
+    /// All-reduce implementation as `--allreduce` takes it.
+    pub(crate) allreduce: &'static str,
     /// Seed of everything random.
     pub(crate) seed: u64,
 }
@@ -48,9 +49,9 @@ impl Scenario {
         }
         let step = args.step(&model.spec)?;
         let routing = routing(args.routing.as_ref(), &model)?;
-        let options = sim_options(args, &deployment);
-        let context = args.context.unwrap_or(DEFAULT_CONTEXT);
-        Ok(Self { model, machine, deployment, step, context, routing, options, seed: args.seed })
+        let (options, allreduce) = sim_options(args, &deployment);
+        let context = args.context(&model.spec);
+        Ok(Self { model, machine, deployment, step, context, routing, options, allreduce, seed: args.seed })
     }
     /// The graph of this scenario with another batch.
     pub(crate) fn graph(&self, step: &Step) -> Result<Graph, Failure> {
@@ -138,24 +139,21 @@ fn too_many_ranks(args: &DeploymentArgs, deployment: &Deployment, machine: &Mach
     InputError::new(flag, message).value(value.to_string()).accepted([format!("at most {gpus} ranks")]).into()
 }
 
-fn sim_options(args: &DeploymentArgs, deployment: &Deployment) -> SimOptions {
+fn sim_options(args: &DeploymentArgs, deployment: &Deployment) -> (SimOptions, &'static str) {
     let on = |switch: Switch| switch == Switch::On;
     // SGLang's rule decides `auto`: a peer kernel where every GPU reaches every other over NVLink, NCCL elsewhere.
-    let all_reduce = match args.allreduce.unwrap_or(AllReduceKind::Auto) {
-        AllReduceKind::Nccl => Library::Nccl,
-        AllReduceKind::OneShot => Library::OneShot,
-        AllReduceKind::Auto | AllReduceKind::Engine | AllReduceKind::TwoShot => Library::Sglang,
+    let (all_reduce, name) = match args.allreduce.unwrap_or(AllReduceKind::Auto) {
+        AllReduceKind::Nccl => (Library::Nccl, "nccl"),
+        AllReduceKind::OneShot => (Library::OneShot, "one-shot"),
+        AllReduceKind::Engine => (Library::Sglang, "engine"),
+        AllReduceKind::Auto | AllReduceKind::TwoShot => (Library::Sglang, "auto"),
     };
     let nccl_graph = match args.nccl_graph.unwrap_or(NcclGraph::Detected) {
         NcclGraph::Detected => GraphMode::Detected,
         NcclGraph::Tuned => GraphMode::Tuned,
     };
-    SimOptions {
-        graphs: args.graphs.is_none_or(on),
-        peer_access: args.p2p.map(on),
-        backends: Backends { all_reduce, all_to_all: deployment.a2a, nccl_graph },
-        ..SimOptions::default()
-    }
+    let backends = Backends { all_reduce, all_to_all: deployment.a2a, nccl_graph };
+    (SimOptions { graphs: args.graphs.is_none_or(on), peer_access: args.p2p.map(on), backends, ..SimOptions::default() }, name)
 }
 
 fn routing(routing: Option<&Routing>, model: &Model) -> Result<Distribution, Failure> {

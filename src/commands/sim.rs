@@ -20,7 +20,7 @@ Examples:
   moetwin sim --graphs off --p2p off --json
   moetwin sim --phase verify:3 --trace trace.json
 
-Without arguments: Kimi-K2.5 with INT4 experts on 8x RTX PRO 6000 (Server) over PCIe, TP8, one stream at 4096 tokens of context.
+Without arguments: Kimi-K2.5 with INT4 experts on 8x RTX PRO 6000 (Server) over PCIe, TP8, one stream at 1024 tokens of context.
 Exit code 1 means the answer is no: it would not start, or what was asked for does not fit.")]
 pub(crate) struct SimArgs {
     #[command(flatten)]

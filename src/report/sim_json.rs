@@ -156,7 +156,7 @@ fn deployment(p: &Prediction) -> DeploymentJson<'_> {
         context: s.context,
         graphs: s.options.graphs,
         p2p: s.peer_access(),
-        allreduce: s.options.backends.all_reduce.name(),
+        allreduce: s.allreduce,
         nccl_graph: s.options.backends.nccl_graph.name(),
         routing: s.routing_text(),
         engine: "native",

@@ -2,7 +2,7 @@
 
 use super::gib;
 use crate::prediction::{Prediction, Served, alike};
-use crate::table::{Table, bar, bytes, count};
+use crate::table::{Table, bar, bytes, count, wrap};
 use moetwin::models::RankId;
 use moetwin::runtime::ledger::{MemoryPhase, RankLedger};
 use moetwin::sim::breakdown::Bounds;
@@ -42,7 +42,7 @@ fn list(out: &mut String, title: &str, items: &[String]) {
     }
     let _ = writeln!(out, "\n{title}");
     for item in items {
-        let _ = writeln!(out, "  - {item}");
+        let _ = writeln!(out, "  - {}", wrap(item, 4));
     }
 }
 
@@ -61,7 +61,7 @@ fn heading(p: &Prediction) -> String {
         "graphs {}, peer access {}, all-reduce {}, a2a {}, KV {}, routing {}",
         on(s.options.graphs),
         on(s.peer_access()),
-        s.options.backends.all_reduce,
+        s.allreduce,
         s.a2a_text(),
         d.kv_dtype.name(),
         s.routing_text()
@@ -153,7 +153,7 @@ fn bounds(served: &Served) -> String {
             table.row([name.to_owned(), percent(share), bar(share, BAR)]);
         }
     }
-    format!("\nWhat bounds it\n  {}\n{}", served.breakdown.bound_by, table.render())
+    format!("\nWhat bounds it\n  {}\n\n{}", wrap(&served.breakdown.bound_by, 2), table.render())
 }
 
 fn exchanges(served: &Served) -> String {

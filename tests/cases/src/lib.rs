@@ -20,8 +20,12 @@ pub use safetensors::check_safetensors;
 pub type Check = fn(&[u8]);
 
 /// Every fuzz target, by the name of its file in `fuzz/fuzz_targets` and of its corpus folder.
-pub const TARGETS: &[(&str, Check)] =
-    &[("config", check_config), ("graph_text", check_graph_text), ("init_plan", check_init_plan), ("safetensors", check_safetensors)];
+pub const TARGETS: &[(&str, Check)] = &[
+    ("config", check_config),
+    ("graph_text", check_graph_text),
+    ("init_plan", check_init_plan),
+    ("safetensors", check_safetensors),
+];
 
 /// What every rejection must be: a reason of a readable length, whatever the input was.
 pub fn check_reason(reason: &str) {
