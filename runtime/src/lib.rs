@@ -2,10 +2,12 @@
 
 pub mod builtin;
 pub mod executor;
+pub mod fleet;
 pub mod init;
 pub mod ledger;
 pub mod lower;
 pub mod program;
+pub mod rank_machine;
 pub mod reference;
 pub mod session;
 pub mod text;

@@ -69,7 +69,7 @@ pub static MUTATIONS: &[Mutation] = &[
     Mutation {
         mistake: "rank 2 reserves its arena only when it is about to serve",
         invariant: "state_before_use",
-        make: |plan| move_before(plan, RankId(2), "reserve arena", "serve"),
+        make: |plan| move_before(plan, RankId(2), "reserve arena", "first pass"),
     },
     Mutation {
         mistake: "rank 1 tunes its kernels on the weights before it loads them",
@@ -125,7 +125,7 @@ pub static MUTATIONS: &[Mutation] = &[
     Mutation {
         mistake: "all-to-all buffers are exchanged by the first request",
         invariant: "a2a_buffers_before_capture",
-        make: |plan| everywhere(plan, |plan, rank| move_before(plan, rank, "exchange all-to-all buffers", "serve")),
+        make: |plan| everywhere(plan, |plan, rank| move_before(plan, rank, "exchange all-to-all buffers", "first pass")),
     },
     Mutation {
         mistake: "rank 0 reserves its KV pool after capture",
@@ -175,7 +175,7 @@ pub static MUTATIONS: &[Mutation] = &[
         mistake: "a bucket that nobody captured is launched",
         invariant: "own_graph_before_replay",
         make: |plan| {
-            let serve = step(plan, RankId(0), "serve");
+            let serve = step(plan, RankId(0), "first pass");
             serve.reads.push(Fact::Captured(Bucket::target(16)).into());
         },
     },
