@@ -95,7 +95,8 @@ fn a_hang_names_who_waits_for_whom() {
 
 #[test]
 fn programs_that_lead_nowhere_are_refused() {
-    let cases: [(&str, Vec<Vec<Line>>, Vec<&[u32]>); 6] = [
+    type Refused = (&'static str, Vec<Vec<Line>>, Vec<&'static [u32]>);
+    let cases: [Refused; 6] = [
         ("no group", vec![vec![reduce(0, 1, 0)]], vec![]),
         ("no member", vec![vec![reduce(0, 1, 0)], vec![]], vec![&[1]]),
         ("there are 1 ranks", vec![vec![]], vec![&[0, 1]]),
