@@ -1,5 +1,6 @@
 //! A machine that obeys a program in virtual time.
 
+pub mod calibrate;
 pub mod collective;
 pub mod cost;
 pub mod events;
