@@ -1,6 +1,7 @@
 //! A machine that obeys a program in virtual time.
 
 pub mod breakdown;
+pub mod calibrate;
 pub mod collective;
 pub mod cost;
 pub mod events;

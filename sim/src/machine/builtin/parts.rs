@@ -1,7 +1,8 @@
 //! Building blocks of the built-in machines.
 
+use super::figures::Collectives;
 use crate::machine::{
-    CollectiveFigures, Figure, GpuModel, LaunchCosts, Link, LinkKind, Machine, Origin, Rate, Slot, Vertex, VertexId, VertexKind, gpu_named,
+    Defect, Figure, GpuModel, Link, LinkKind, Machine, Origin, Rate, Slot, Vertex, VertexId, VertexKind, gpu_named,
 };
 use crate::time::Duration;
 use moetwin_models::IdVec;
@@ -28,9 +29,9 @@ impl Build {
         summary: &str,
         model: GpuModel,
         peer_access: Figure<bool>,
-        launch: LaunchCosts,
-        collectives: CollectiveFigures,
+        collectives: Collectives,
     ) -> Self {
+        let (launch, collectives) = collectives.build();
         Self {
             machine: Machine {
                 name: name.into(),
@@ -91,6 +92,11 @@ impl Build {
         let root = self.vertex(name, VertexKind::RootComplex);
         self.link(socket, root, LinkKind::SocketFabric, &fabric.rate, &fabric.latency);
         root
+    }
+
+    /// Marks a switch whose posted writes to several root complexes collapse.
+    pub(super) fn collapse(&mut self, switch: VertexId, bytes_per_s: Figure<u64>) {
+        self.machine.defects.push(Defect::PostedWriteCollapse { switch, bytes_per_s });
     }
 
     /// A GPU below a parent.
