@@ -7,18 +7,28 @@ mod config;
 pub mod configs;
 pub mod deployments;
 mod graph_text;
+mod index;
 pub mod models;
 mod safetensors;
+mod tokenizer;
 
 pub use config::check_config;
 pub use graph_text::check_graph_text;
+pub use index::check_index;
 pub use safetensors::check_safetensors;
+pub use tokenizer::check_tokenizer;
 
 /// Takes any bytes and panics where a promise is broken.
 pub type Check = fn(&[u8]);
 
 /// Every fuzz target, by the name of its file in `fuzz/fuzz_targets` and of its corpus folder.
-pub const TARGETS: &[(&str, Check)] = &[("config", check_config), ("graph_text", check_graph_text), ("safetensors", check_safetensors)];
+pub const TARGETS: &[(&str, Check)] = &[
+    ("config", check_config),
+    ("graph_text", check_graph_text),
+    ("index", check_index),
+    ("safetensors", check_safetensors),
+    ("tokenizer", check_tokenizer),
+];
 
 /// What every rejection must be: a reason of a readable length, whatever the input was.
 pub fn check_reason(reason: &str) {
