@@ -253,8 +253,10 @@ fn each_index_entry(dir: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<(), 
     parse_index(&map, each).map_err(malformed)
 }
 
-/// Calls `each` with every tensor and file of an index. Unknown members are skipped.
-pub(crate) fn parse_index(json: &[u8], each: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
+/// Calls `each` with every tensor and file of the text of an [`INDEX_FILE`], in its order. Unknown members are skipped.
+///
+/// The error says what is not as it should be, and where; `each` has then seen what came before it.
+pub fn parse_index(json: &[u8], each: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
     let mut parser = serde_json::Deserializer::from_slice(json);
     let found = IndexFile(each).deserialize(&mut parser).map_err(|e| e.to_string())?;
     parser.end().map_err(|e| e.to_string())?;

@@ -16,7 +16,7 @@ mod stored;
 mod synthetic;
 mod write;
 
-pub use checkpoint::{Checkpoint, INDEX_FILE, MAX_SHARDS, SINGLE_FILE, StoredTensor};
+pub use checkpoint::{Checkpoint, INDEX_FILE, MAX_SHARDS, SINGLE_FILE, StoredTensor, parse_index};
 pub use complete::{Layers, faults, weights_of};
 pub use fault::{CheckpointError, Fault};
 pub use header::{LENGTH_BYTES, MAX_HEADER_BYTES};

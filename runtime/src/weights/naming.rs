@@ -38,8 +38,6 @@ pub struct Naming<'s> {
     moe: &'static str,
     /// The router's module in it.
     router: &'static str,
-    /// The module that carries `e_score_correction_bias`, with its dot.
-    correction: &'static str,
     /// The shared expert's module in it.
     shared: &'static str,
     experts: ExpertNames,
@@ -86,16 +84,13 @@ impl<'s> Naming<'s> {
         });
         let block = format!("{layer}{}.", naming.moe);
         naming.router = *pick(&[naming.router, "gate", "router"], |r| has(&format!("{block}{r}.weight")));
-        naming.correction = *pick(&[naming.correction, "gate.", ""], |c| has(&format!("{block}{c}e_score_correction_bias")));
         naming
     }
     /// The naming of a model type, as its checkpoints are published.
     fn family(spec: &'s ModelSpec, decoder: String, head: String) -> Self {
-        let base =
-            Self { spec, decoder, head, moe: "mlp", router: "gate", correction: "gate.", shared: "shared_experts", experts: PROJ_NAMES };
+        let base = Self { spec, decoder, head, moe: "mlp", router: "gate", shared: "shared_experts", experts: PROJ_NAMES };
         match spec.model_type.as_str() {
-            "mixtral" | "phimoe" => Self { moe: "block_sparse_moe", experts: NUMBERED_NAMES, ..base },
-            "minimax_m2" => Self { moe: "block_sparse_moe", experts: NUMBERED_NAMES, correction: "", ..base },
+            "mixtral" => Self { moe: "block_sparse_moe", experts: NUMBERED_NAMES, ..base },
             "gpt_oss" => Self { router: "router", experts: ExpertNames::Interleaved, ..base },
             t if t.starts_with("qwen2") || t.starts_with("qwen3") => Self { shared: "shared_expert", ..base },
             _ => base,
@@ -166,7 +161,7 @@ impl<'s> Naming<'s> {
         match weight.role {
             WeightRole::Router => stack(weight.format, vec![(router, experts, hidden)]),
             WeightRole::RouterBias => Some(vec![vector(format!("{router}.bias"), experts)]),
-            WeightRole::CorrectionBias => Some(vec![vector(format!("{block}{}e_score_correction_bias", self.correction), experts)]),
+            WeightRole::CorrectionBias => Some(vec![vector(format!("{router}.e_score_correction_bias"), experts)]),
             WeightRole::SharedGate => stack(weight.format, vec![(format!("{block}shared_expert_gate"), 1, hidden)]),
             WeightRole::SharedGateUp | WeightRole::SharedDown => {
                 let SharedExpertSpec { intermediate, .. } = moe.shared.as_ref()?;

@@ -8,13 +8,17 @@ pub mod configs;
 pub mod deployments;
 mod graph_text;
 pub mod init_plans;
+mod index;
 pub mod models;
 mod safetensors;
+mod tokenizer;
 
 pub use config::check_config;
 pub use graph_text::check_graph_text;
 pub use init_plans::check_init_plan;
+pub use index::check_index;
 pub use safetensors::check_safetensors;
+pub use tokenizer::check_tokenizer;
 
 /// Takes any bytes and panics where a promise is broken.
 pub type Check = fn(&[u8]);
@@ -25,6 +29,8 @@ pub const TARGETS: &[(&str, Check)] = &[
     ("graph_text", check_graph_text),
     ("init_plan", check_init_plan),
     ("safetensors", check_safetensors),
+    ("index", check_index),
+    ("tokenizer", check_tokenizer),
 ];
 
 /// What every rejection must be: a reason of a readable length, whatever the input was.

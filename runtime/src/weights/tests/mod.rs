@@ -3,6 +3,7 @@
 mod files;
 mod fixtures;
 mod shares;
+mod synthetic;
 
 use std::path::PathBuf;
 
