@@ -3,13 +3,18 @@
 use crate::error::{Failure, InputError};
 use crate::output;
 use crate::scenario::plan_failure;
+use moetwin::cuda::exec::{CudaExecutor, CudaOptions};
 use moetwin::kernels::reference::Data;
 use moetwin::models::{Deployment, ModelSpec};
+use moetwin::runtime::Executor;
 use moetwin::runtime::reference::{NamedValue, Order, ReferenceExecutor};
 use moetwin::runtime::session::{Session, SessionError, SessionOptions, StepOutput};
 use moetwin::runtime::text::{Sampler, TextModel};
 use moetwin::runtime::weights::{OutTensor, WeightSource, write_to};
 use std::time::{Duration, Instant};
+
+/// Longest wait for GPUs: loading a communicator or running a step on them takes seconds at most.
+const DEVICE_DEADLINE: Duration = Duration::from_secs(60);
 
 /// What is to be generated.
 pub(crate) struct Job<'a> {
@@ -64,13 +69,29 @@ impl Generated {
     }
 }
 
-/// Runs the job on the CPU reference; with `stream`, the first sequence's text is printed as it comes.
-pub(crate) fn generate(job: &Job<'_>, stream: Option<&TextModel>) -> Result<Generated, Failure> {
+/// The CPU reference with room for `capacity` tokens a sequence.
+pub(crate) fn reference(job: &Job<'_>, capacity: u32) -> ReferenceExecutor<f32> {
+    let order = if job.order_seed == 0 { Order::Launch } else { Order::Seeded(job.order_seed) };
+    ReferenceExecutor::new(job.deployment.ranks(), capacity, order)
+}
+
+/// GPUs with room for `capacity` tokens a sequence.
+pub(crate) fn gpus(job: &Job<'_>, capacity: u32, graphs: bool) -> Result<CudaExecutor, Failure> {
+    let options = CudaOptions { capacity, deadline: DEVICE_DEADLINE, graphs };
+    CudaExecutor::open(job.deployment.ranks(), options).map_err(|e| Failure::Running(e.to_string()))
+}
+
+/// Runs the job on the executor that `open` makes for a number of tokens a sequence; with `stream`, the first sequence's text is printed as
+/// it comes.
+pub(crate) fn generate<E: Executor<Number = f32>>(
+    job: &Job<'_>,
+    open: impl FnOnce(u32) -> Result<E, Failure>,
+    stream: Option<&TextModel>,
+) -> Result<Generated, Failure> {
     let longest = job.prompts.iter().map(Vec::len).max().unwrap_or(0);
     let capacity = u32::try_from(longest).ok().and_then(|n| n.checked_add(job.max_tokens));
     let capacity = capacity.ok_or_else(|| Failure::from(InputError::new("--max-tokens", "the sequences would be too long")))?;
-    let order = if job.order_seed == 0 { Order::Launch } else { Order::Seeded(job.order_seed) };
-    let executor = ReferenceExecutor::<f32>::new(job.deployment.ranks(), capacity, order);
+    let executor = open(capacity)?;
     let options = SessionOptions { deployment: job.deployment.clone(), lower: Default::default(), dump: job.dump };
     let mut session = Session::new(job.spec, job.weights, executor, options, capacity);
     let failed = |e: SessionError| session_failure(e, &job.deployment);

@@ -171,7 +171,8 @@ fn the_verifier_agrees_with_all_pairs_reachability() {
             if let Place::Arena { offset } = &mut p.ranks[rank].buffers[id].place {
                 *offset = (rng.next_u64() % 64) * 256;
             }
-            let waiting: Vec<usize> = p.ranks[rank].commands.iter().enumerate().filter(|(_, c)| !c.waits.is_empty()).map(|(i, _)| i).collect();
+            let waiting: Vec<usize> =
+                p.ranks[rank].commands.iter().enumerate().filter(|(_, c)| !c.waits.is_empty()).map(|(i, _)| i).collect();
             if rng.next_u64() % 2 == 0 && !waiting.is_empty() {
                 let at = waiting[(rng.next_u64() % waiting.len() as u64) as usize];
                 p.ranks[rank].commands[at].waits.clear();

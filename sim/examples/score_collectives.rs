@@ -95,7 +95,8 @@ fn describe(out: &mut impl Write, machine: &Machine) -> Result<(), Failure> {
     let times = [ns(custom.barrier.value), ns(custom.per_rank.value), custom.link_permille.value, ns(custom.phase.value)];
     writeln!(out, "  custom: {times:?}")?;
     writeln!(out, "  launch: {} {}", ns(machine.launch.eager_kernel.value), ns(machine.launch.eager_collective.value))?;
-    let mut rates: Vec<(String, u64)> = machine.links.iter().map(|(_, link)| (link.kind.name(), link.forward.write_bytes_per_s.value)).collect();
+    let mut rates: Vec<(String, u64)> =
+        machine.links.iter().map(|(_, link)| (link.kind.name(), link.forward.write_bytes_per_s.value)).collect();
     rates.sort();
     rates.dedup();
     writeln!(out, "  {rates:?}")?;

@@ -114,8 +114,7 @@ pub fn residuals(machine: &Machine, tables: &[Table]) -> Result<Vec<Residual>, C
             request.algorithm = table.algorithm;
             request.protocol = table.protocol;
             request.nccl_graph = table.nccl_graph;
-            let prediction =
-                collectives.predict(&request).map_err(|error| CalibrateError::Predict { table: table.name.clone(), error })?;
+            let prediction = collectives.predict(&request).map_err(|error| CalibrateError::Predict { table: table.name.clone(), error })?;
             out.push(Residual {
                 table: index,
                 ranks,

@@ -1,8 +1,8 @@
 //! `moetwin run`: the program with real values.
 
-use crate::args::{DeploymentArgs, not_yet};
+use crate::args::{DeploymentArgs, Switch, not_yet};
 use crate::error::{Failure, InputError, Outcome};
-use crate::generation::{Generated, Job, generate};
+use crate::generation::{Generated, Job, generate, gpus, reference};
 use crate::output::{self, NewFile};
 use crate::prompt;
 use crate::resolve::{self, Place};
@@ -28,6 +28,23 @@ pub(crate) enum Backend {
     Cpu,
     /// CUDA and NCCL.
     Cuda,
+}
+
+impl Backend {
+    /// Name in JSON.
+    fn name(self) -> &'static str {
+        match self {
+            Backend::Cpu => "cpu",
+            Backend::Cuda => "cuda",
+        }
+    }
+    /// Name in a sentence.
+    fn words(self) -> &'static str {
+        match self {
+            Backend::Cpu => "the CPU reference",
+            Backend::Cuda => "CUDA",
+        }
+    }
 }
 
 /// Arguments of `moetwin run`.
@@ -87,8 +104,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     refuse_later_flags(&args.deployment)?;
     refuse_flags(args)?;
     match args.backend {
-        Backend::Cpu => cpu(args),
-        Backend::Cuda => Err(cuda(args)),
+        Backend::Cpu => execute(args),
+        Backend::Cuda => {
+            gpus_at_hand(args)?;
+            execute(args)
+        }
     }
 }
 
@@ -110,11 +130,11 @@ fn refuse_flags(args: &RunArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Flags that were given and do not touch the CPU reference.
-fn without_effect(args: &DeploymentArgs) -> Vec<&'static str> {
+/// Flags that were given and do not touch a run on this backend.
+fn without_effect(args: &DeploymentArgs, backend: Backend) -> Vec<&'static str> {
     let given = [
         ("--machine", args.machine.is_some()),
-        ("--graphs", args.graphs.is_some()),
+        ("--graphs", args.graphs.is_some() && backend == Backend::Cpu),
         ("--p2p", args.p2p.is_some()),
         ("--allreduce", args.allreduce.is_some()),
         ("--nccl-graph", args.nccl_graph.is_some()),
@@ -124,7 +144,7 @@ fn without_effect(args: &DeploymentArgs) -> Vec<&'static str> {
     given.into_iter().filter(|(_, given)| *given).map(|(flag, _)| flag).collect()
 }
 
-fn cpu(args: &RunArgs) -> Result<Outcome, Failure> {
+fn execute(args: &RunArgs) -> Result<Outcome, Failure> {
     let dump = args.dump.as_deref().map(|path| NewFile::plan("--dump", path)).transpose()?;
     let name = args.deployment.model.as_deref().unwrap_or(builtin::NAME);
     let model = resolve::model("--model", name)?;
@@ -139,8 +159,8 @@ fn cpu(args: &RunArgs) -> Result<Outcome, Failure> {
         .map_err(|e| InputError::new(if e.to_string().starts_with("top-p") { "--top-p" } else { "--temperature" }, e.to_string()))?;
     let text = text_prompt(args).map(|text| open_text(text, &model.weights, &spec)).transpose()?;
     let prompts = prompts(args, &spec, text.as_ref())?;
-    for flag in without_effect(&args.deployment) {
-        output::note(&format!("note: {flag} has no effect on the CPU reference"));
+    for flag in without_effect(&args.deployment, args.backend) {
+        output::note(&format!("note: {flag} has no effect on {}", args.backend.words()));
     }
     let weights = weights(args, name, &model.weights, &spec)?;
     let job = Job {
@@ -158,14 +178,19 @@ fn cpu(args: &RunArgs) -> Result<Outcome, Failure> {
     if let Some(t) = stream {
         output::piece(t.prompt)?;
     }
-    let generated = generate(&job, stream.map(|t| &t.model))?;
+    let graphs = args.deployment.graphs != Some(Switch::Off);
+    let model = stream.map(|t| &t.model);
+    let generated = match args.backend {
+        Backend::Cpu => generate(&job, |capacity| Ok(reference(&job, capacity)), model)?,
+        Backend::Cuda => generate(&job, |capacity| gpus(&job, capacity, graphs), model)?,
+    };
     if let Some(file) = dump {
         file.commit(&generated.dump)?;
     }
     if args.deployment.json {
-        output::answer_json(&json(&spec, &job, &generated))?;
+        output::answer_json(&json(&spec, &job, &generated, args.backend))?;
     } else {
-        output::answer(&report(&spec, &job, &generated, stream.is_some()))?;
+        output::answer(&report(&spec, &job, &generated, stream.is_some(), args.backend))?;
     }
     Ok(Outcome::Yes)
 }
@@ -274,11 +299,11 @@ struct StepMs {
     p99: f64,
 }
 
-fn json<'a>(spec: &'a ModelSpec, job: &Job<'_>, generated: &'a Generated) -> RunJson<'a> {
+fn json<'a>(spec: &'a ModelSpec, job: &Job<'_>, generated: &'a Generated, backend: Backend) -> RunJson<'a> {
     RunJson {
         schema: 1,
         seed: job.order_seed,
-        backend: "cpu",
+        backend: backend.name(),
         model: &spec.name,
         ranks: job.deployment.ranks(),
         collectives: generated.collectives,
@@ -290,7 +315,7 @@ fn json<'a>(spec: &'a ModelSpec, job: &Job<'_>, generated: &'a Generated) -> Run
     }
 }
 
-fn report(spec: &ModelSpec, job: &Job<'_>, generated: &Generated, streamed: bool) -> String {
+fn report(spec: &ModelSpec, job: &Job<'_>, generated: &Generated, streamed: bool, backend: Backend) -> String {
     let mut out = String::new();
     if !streamed {
         for (i, tokens) in generated.tokens.iter().enumerate() {
@@ -304,8 +329,9 @@ fn report(spec: &ModelSpec, job: &Job<'_>, generated: &Generated, streamed: bool
         _ => "one pass, nothing to time".to_owned(),
     };
     output::note(&format!(
-        "{} on the CPU reference, {ranks} rank{}, {} exchanges a pass: {speed}; seed {}",
+        "{} on {}, {ranks} rank{}, {} exchanges a pass: {speed}; seed {}",
         spec.name,
+        backend.words(),
         if ranks == 1 { "" } else { "s" },
         generated.collectives,
         job.order_seed
@@ -313,22 +339,17 @@ fn report(spec: &ModelSpec, job: &Job<'_>, generated: &Generated, streamed: bool
     out
 }
 
-/// What keeps CUDA from being used here; that this build has no executor for it, where nothing else does.
-fn cuda(args: &RunArgs) -> Failure {
-    let ranks = match args.deployment.deployment(1) {
-        Ok(deployment) => deployment.ranks(),
-        Err(failure) => return failure,
-    };
+/// Says what keeps CUDA from being used here.
+fn gpus_at_hand(args: &RunArgs) -> Result<(), Failure> {
+    let ranks = args.deployment.deployment(1)?.ranks();
     let probed = probe(&Search::from_environment());
     let missing = probed.missing_for(ranks as usize);
     if missing.is_empty() {
-        let here = probed.to_string().replace('\n', "\n  ");
-        let message = format!("everything it needs is here, but this version of moetwin has no CUDA executor yet\n  {}", here.trim_end());
-        return InputError::new("--backend", message).value("cuda").accepted(["cpu"]).into();
+        return Ok(());
     }
     let mut text = "--backend cuda cannot run here".to_owned();
     for (name, m) in missing {
         text.push_str(&format!("\n  {name}: {}\n    {}", m.why, m.remedy));
     }
-    Failure::Running(text)
+    Err(Failure::Running(text))
 }

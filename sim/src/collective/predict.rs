@@ -347,7 +347,8 @@ fn launch_extra(request: &CollectiveRequest, protocol: Protocol, plan: &Plan, sp
         Launch::Graph => Duration::ZERO,
         Launch::Loop => machine.launch.eager_kernel.value - device,
         Launch::Eager => {
-            let memory = request.ranks.iter().filter_map(|&rank| machine.gpu(rank)).map(|gpu| gpu.reached_memory().value).min().unwrap_or(1);
+            let memory =
+                request.ranks.iter().filter_map(|&rank| machine.gpu(rank)).map(|gpu| gpu.reached_memory().value).min().unwrap_or(1);
             let copy = Duration::of_bytes(request.bytes.saturating_mul(2), memory);
             let host = if protocol == Protocol::Peer { &machine.launch.eager_collective } else { &machine.launch.eager_nccl };
             (host.value - device) + copy

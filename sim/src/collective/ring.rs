@@ -60,7 +60,8 @@ fn direct_lanes(machine: &Machine, ranks: &[usize]) -> Option<BTreeMap<(usize, u
 fn lane_rings(mut lanes: BTreeMap<(usize, usize), u32>, ranks: usize) -> Vec<Vec<usize>> {
     let mut search = LaneSearch { ranks, budget: 200_000, best: Vec::new() };
     // No rank can be in more rings than half of its lanes.
-    let most = (0..ranks).map(|at| lanes.iter().filter(|(pair, _)| pair.0 == at).map(|(_, count)| *count).sum::<u32>() / 2).min().unwrap_or(0);
+    let most =
+        (0..ranks).map(|at| lanes.iter().filter(|(pair, _)| pair.0 == at).map(|(_, count)| *count).sum::<u32>() / 2).min().unwrap_or(0);
     search.add(&mut lanes, &mut Vec::new(), most as usize);
     let mut rings = Vec::new();
     for path in search.best {
@@ -87,7 +88,13 @@ impl LaneSearch {
         self.best.len() >= most || self.extend(lanes, found, &mut vec![0], most)
     }
 
-    fn extend(&mut self, lanes: &mut BTreeMap<(usize, usize), u32>, found: &mut Vec<Vec<usize>>, path: &mut Vec<usize>, most: usize) -> bool {
+    fn extend(
+        &mut self,
+        lanes: &mut BTreeMap<(usize, usize), u32>,
+        found: &mut Vec<Vec<usize>>,
+        path: &mut Vec<usize>,
+        most: usize,
+    ) -> bool {
         let free = |lanes: &BTreeMap<(usize, usize), u32>, a: usize, b: usize| lanes.get(&(a, b)).is_some_and(|count| *count > 0);
         let last = path[path.len() - 1];
         if path.len() == self.ranks {

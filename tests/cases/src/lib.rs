@@ -7,16 +7,16 @@ mod config;
 pub mod configs;
 pub mod deployments;
 mod graph_text;
-pub mod init_plans;
 mod index;
+pub mod init_plans;
 pub mod models;
 mod safetensors;
 mod tokenizer;
 
 pub use config::check_config;
 pub use graph_text::check_graph_text;
-pub use init_plans::check_init_plan;
 pub use index::check_index;
+pub use init_plans::check_init_plan;
 pub use safetensors::check_safetensors;
 pub use tokenizer::check_tokenizer;
 

@@ -2,8 +2,7 @@
 
 use super::parts::{GB, Sourced, ns};
 use crate::machine::{
-    CollectiveFigures, CpuFamily, Figure, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, Origin, PathClass, PointToPointFigures,
-    RingFigures,
+    CollectiveFigures, CpuFamily, Figure, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, PathClass, PointToPointFigures, RingFigures,
 };
 
 /// The figures of a ring, in nanoseconds and 10^9 bytes per second.

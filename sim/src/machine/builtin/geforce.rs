@@ -21,9 +21,36 @@ fn figures(from: Sourced, cpu: Figure<CpuFamily>, p2p_level: Figure<PathClass>) 
         cpu,
         p2p_level,
         kernel: 6000,
-        nvlink: Ring { ll_step: 500, ll_pass: 520, ll128_step: 1400, ll128_channel: 20, simple_step: 1000, spread: 500, slices: 1, finish_permille: 1000 },
-        pcie: Ring { ll_step: 700, ll_pass: 1080, ll128_step: 2500, ll128_channel: 3, simple_step: 4000, spread: 500, slices: 1, finish_permille: 300 },
-        host: Ring { ll_step: 1000, ll_pass: 1500, ll128_step: 4000, ll128_channel: 2, simple_step: 3500, spread: 1000, slices: 1, finish_permille: 300 },
+        nvlink: Ring {
+            ll_step: 500,
+            ll_pass: 520,
+            ll128_step: 1400,
+            ll128_channel: 20,
+            simple_step: 1000,
+            spread: 500,
+            slices: 1,
+            finish_permille: 1000,
+        },
+        pcie: Ring {
+            ll_step: 700,
+            ll_pass: 1080,
+            ll128_step: 2500,
+            ll128_channel: 3,
+            simple_step: 4000,
+            spread: 500,
+            slices: 1,
+            finish_permille: 300,
+        },
+        host: Ring {
+            ll_step: 1000,
+            ll_pass: 1500,
+            ll128_step: 4000,
+            ll128_channel: 2,
+            simple_step: 3500,
+            spread: 1000,
+            slices: 1,
+            finish_permille: 300,
+        },
         nvls: None,
         message: [3000, 6000, 500, 20, 900],
         custom: [1500, 200, 800, 4000],
@@ -81,7 +108,8 @@ pub(super) fn rtx_4090_cloud() -> Machine {
 
 pub(super) fn rtx_4090_pair() -> Machine {
     let from = measured("fitted to Ring and Simple tables of two RTX 4090, NCCL 2.12 (Panlichen/nccl-tests 2c51b1b)");
-    let mut collectives = figures(from, Figure::assumed(CpuFamily::Amd, "an EPYC of the kind in a published topology dump"), default_level());
+    let mut collectives =
+        figures(from, Figure::assumed(CpuFamily::Amd, "an EPYC of the kind in a published topology dump"), default_level());
     collectives.kernel = 8000;
     let wires = Wires {
         port: gen4(25_500, "PCIe 4.0 x16"),
@@ -106,8 +134,16 @@ pub(super) fn rtx_5090_dual_turin() -> Machine {
     let mut collectives = figures(from, Figure::spec(CpuFamily::Amd, "EPYC 9575F"), level);
     collectives.kernel = 3000;
     collectives.launch = [2500, 18_600, 28_500];
-    collectives.pcie =
-        Ring { ll_step: 250, ll_pass: 600, ll128_step: 1500, ll128_channel: 4, simple_step: 1300, spread: 200, slices: 1, finish_permille: 200 };
+    collectives.pcie = Ring {
+        ll_step: 250,
+        ll_pass: 600,
+        ll128_step: 1500,
+        ll128_channel: 4,
+        simple_step: 1300,
+        spread: 200,
+        slices: 1,
+        finish_permille: 200,
+    };
     let wires = Wires {
         port: gen5(50_000, "PCIe 5.0 x16 both ways at once"),
         fabric: epyc_fabric(),

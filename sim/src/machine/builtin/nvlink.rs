@@ -26,7 +26,13 @@ fn nvswitch(board: Board) -> Machine {
     let fabric = Fabric { rate: Figure::assumed(200 * GB, "a socket's I/O fabric"), latency: Figure::assumed(ns(100), "inside a socket") };
     let bounce = Figure::assumed(60 * GB, "host copies of two GPUs with NCCL_P2P_DISABLE=1 reach 28 GB/s each on two H200");
     let sockets = [build.socket(0, 1, &bounce), build.socket(1, 1, &bounce)];
-    build.link(sockets[0], sockets[1], LinkKind::Upi, &Figure::assumed(60 * GB, "three UPI links"), &Figure::assumed(ns(150), "a socket hop"));
+    build.link(
+        sockets[0],
+        sockets[1],
+        LinkKind::Upi,
+        &Figure::assumed(60 * GB, "three UPI links"),
+        &Figure::assumed(ns(150), "a socket hop"),
+    );
     let switch = build.vertex("nvswitch".into(), VertexKind::NvSwitch);
     for ordinal in 0..board.gpus {
         let socket = ordinal * 2 / board.gpus;
@@ -43,10 +49,26 @@ fn nvswitch(board: Board) -> Machine {
 
 /// Rings over PCIe and host memory, which an NVLink machine uses only with peer access off.
 fn off_nvlink() -> (Ring, Ring) {
-    let pcie =
-        Ring { ll_step: 500, ll_pass: 700, ll128_step: 2000, ll128_channel: 4, simple_step: 4000, spread: 0, slices: 1, finish_permille: 550 };
-    let host =
-        Ring { ll_step: 500, ll_pass: 1200, ll128_step: 3000, ll128_channel: 3, simple_step: 4000, spread: 0, slices: 1, finish_permille: 700 };
+    let pcie = Ring {
+        ll_step: 500,
+        ll_pass: 700,
+        ll128_step: 2000,
+        ll128_channel: 4,
+        simple_step: 4000,
+        spread: 0,
+        slices: 1,
+        finish_permille: 550,
+    };
+    let host = Ring {
+        ll_step: 500,
+        ll_pass: 1200,
+        ll128_step: 3000,
+        ll128_channel: 3,
+        simple_step: 4000,
+        spread: 0,
+        slices: 1,
+        finish_permille: 700,
+    };
     (pcie, host)
 }
 
@@ -222,7 +244,13 @@ pub(super) fn gb200() -> Machine {
     let bounce = Figure::assumed(200 * GB, "LPDDR5X of one Grace, 500 GB/s, written and read");
     let c2c = Figure::spec(450 * GB, "NVLink-C2C 900 GB/s both ways together");
     let sockets = [build.socket(0, 1, &bounce), build.socket(1, 1, &bounce)];
-    build.link(sockets[0], sockets[1], LinkKind::C2c, &Figure::assumed(100 * GB, "between Grace CPUs"), &Figure::assumed(ns(200), "a socket hop"));
+    build.link(
+        sockets[0],
+        sockets[1],
+        LinkKind::C2c,
+        &Figure::assumed(100 * GB, "between Grace CPUs"),
+        &Figure::assumed(ns(200), "a socket hop"),
+    );
     let switch = build.vertex("nvswitch".into(), VertexKind::NvSwitch);
     for ordinal in 0..4 {
         let socket = ordinal / 2;

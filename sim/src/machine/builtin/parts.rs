@@ -1,9 +1,7 @@
 //! Building blocks of the built-in machines.
 
 use super::figures::Collectives;
-use crate::machine::{
-    Defect, Figure, GpuModel, Link, LinkKind, Machine, Origin, Rate, Slot, Vertex, VertexId, VertexKind, gpu_named,
-};
+use crate::machine::{Defect, Figure, GpuModel, Link, LinkKind, Machine, Origin, Rate, Slot, Vertex, VertexId, VertexKind, gpu_named};
 use crate::time::Duration;
 use moetwin_models::IdVec;
 
@@ -24,13 +22,7 @@ pub(super) struct Build {
 }
 
 impl Build {
-    pub(super) fn new(
-        name: &str,
-        summary: &str,
-        model: GpuModel,
-        peer_access: Figure<bool>,
-        collectives: Collectives,
-    ) -> Self {
+    pub(super) fn new(name: &str, summary: &str, model: GpuModel, peer_access: Figure<bool>, collectives: Collectives) -> Self {
         let (launch, collectives) = collectives.build();
         Self {
             machine: Machine {

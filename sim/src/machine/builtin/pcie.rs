@@ -60,12 +60,18 @@ impl Wires {
 
 /// Inside a socket with short ways, as Threadripper PRO and Intel show: 1.07 us from GPU to GPU across two switches.
 pub(super) fn short_fabric() -> Fabric {
-    Fabric { rate: Figure::assumed(200 * GB, "a socket's I/O fabric"), latency: Figure::measured(ns(110), "GPU ping-pong across two switches, 1.07 us, WRX90") }
+    Fabric {
+        rate: Figure::assumed(200 * GB, "a socket's I/O fabric"),
+        latency: Figure::measured(ns(110), "GPU ping-pong across two switches, 1.07 us, WRX90"),
+    }
 }
 
 /// Inside an EPYC: 1.4 to 1.6 us from GPU to GPU across root ports.
 pub(super) fn epyc_fabric() -> Fabric {
-    Fabric { rate: Figure::assumed(200 * GB, "a socket's I/O fabric"), latency: Figure::measured(ns(380), "GPU latency across root ports 1.40 us, EPYC 9005") }
+    Fabric {
+        rate: Figure::assumed(200 * GB, "a socket's I/O fabric"),
+        latency: Figure::measured(ns(380), "GPU latency across root ports 1.40 us, EPYC 9005"),
+    }
 }
 
 /// A PCIe 5.0 x16 port of an RTX PRO 6000.

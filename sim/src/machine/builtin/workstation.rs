@@ -28,9 +28,36 @@ fn figures(from: Sourced, cpu: Figure<CpuFamily>, p2p_level: Figure<PathClass>) 
         cpu,
         p2p_level,
         kernel: 3000,
-        nvlink: Ring { ll_step: 500, ll_pass: 520, ll128_step: 1400, ll128_channel: 20, simple_step: 1000, spread: 500, slices: 1, finish_permille: 1000 },
-        pcie: Ring { ll_step: 250, ll_pass: 600, ll128_step: 1500, ll128_channel: 4, simple_step: 1300, spread: 200, slices: 1, finish_permille: 200 },
-        host: Ring { ll_step: 514, ll_pass: 1209, ll128_step: 3000, ll128_channel: 3, simple_step: 4445, spread: 0, slices: 1, finish_permille: 785 },
+        nvlink: Ring {
+            ll_step: 500,
+            ll_pass: 520,
+            ll128_step: 1400,
+            ll128_channel: 20,
+            simple_step: 1000,
+            spread: 500,
+            slices: 1,
+            finish_permille: 1000,
+        },
+        pcie: Ring {
+            ll_step: 250,
+            ll_pass: 600,
+            ll128_step: 1500,
+            ll128_channel: 4,
+            simple_step: 1300,
+            spread: 200,
+            slices: 1,
+            finish_permille: 200,
+        },
+        host: Ring {
+            ll_step: 514,
+            ll_pass: 1209,
+            ll128_step: 3000,
+            ll128_channel: 3,
+            simple_step: 4445,
+            spread: 0,
+            slices: 1,
+            finish_permille: 785,
+        },
         nvls: None,
         message: [1650, 4200, 462, 40, 1000],
         custom: [2500, 200, 900, 3000],
@@ -43,8 +70,16 @@ pub(super) fn server() -> Machine {
     let cpu = Figure::assumed(CpuFamily::IntelSapphireRapids, "NCCL's choices by size fit a socket link of 18 to 24 GB/s");
     let mut collectives = figures(from, cpu, default_level());
     collectives.kernel = 4600;
-    collectives.pcie =
-        Ring { ll_step: 700, ll_pass: 667, ll128_step: 2000, ll128_channel: 4, simple_step: 9143, spread: 0, slices: 1, finish_permille: 578 };
+    collectives.pcie = Ring {
+        ll_step: 700,
+        ll_pass: 667,
+        ll128_step: 2000,
+        ll128_channel: 4,
+        simple_step: 9143,
+        spread: 0,
+        slices: 1,
+        finish_permille: 578,
+    };
     collectives.message = [1650, 4200, 462, 26, 1150];
     collectives.custom = [1, 200, 849, 3000];
     let wires = Wires {
@@ -56,7 +91,9 @@ pub(super) fn server() -> Machine {
     let summary = "8 RTX PRO 6000 Blackwell Server behind four PCIe 5.0 switches of two, two sockets";
     let peer = Figure::measured(true, "SGLang's peer kernel runs on two GPUs of the node");
     let mut build = Build::new("8x-rtx-pro-6000-server", summary, model(SERVER), peer, collectives);
-    build.assume("its source does not state the topology: pairs below a switch and NCCL's default of no peer access beyond it explain the tables");
+    build.assume(
+        "its source does not state the topology: pairs below a switch and NCCL's default of no peer access beyond it explain the tables",
+    );
     build.assume(SERVER_MEMORY);
     wires.switched(&mut build, 4, 2);
     build.finish()
@@ -156,7 +193,10 @@ pub(super) fn wrx90_shared_root() -> Machine {
 
 /// Two leaf switches below a root switch: traffic between leaves never sees the CPU.
 pub(super) fn three_switch() -> Machine {
-    let from = Sourced { origin: Origin::Measured, source: "fitted to NCCL and one-shot tables of 8 RTX PRO 6000 Max-Q behind three switches (rtx6kpro)" };
+    let from = Sourced {
+        origin: Origin::Measured,
+        source: "fitted to NCCL and one-shot tables of 8 RTX PRO 6000 Max-Q behind three switches (rtx6kpro)",
+    };
     let collectives = figures(from, Figure::assumed(CpuFamily::Amd, "a single-socket workstation"), level_sys());
     let summary = "8 RTX PRO 6000 Blackwell Max-Q below two leaf switches of four and a root switch, one CPU";
     let mut build = Build::new("8x-rtx-pro-6000-3switch", summary, model(MAX_Q), peers(), collectives);
@@ -217,4 +257,3 @@ pub(super) fn esc8000a() -> Machine {
     }
     build.finish()
 }
-
