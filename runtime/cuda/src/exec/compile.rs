@@ -48,12 +48,7 @@ pub fn compile_all(search: &Search, architecture: &str) -> Result<Cubins, GpuErr
 }
 
 fn options(architecture: &str, include: &Path) -> Result<Vec<CString>, GpuError> {
-    let list = [
-        "--std=c++17".to_owned(),
-        format!("--gpu-architecture=sm_{architecture}"),
-        format!("--include-path={}", include.display()),
-        "--default-device".to_owned(),
-    ];
+    let list = ["--std=c++17".to_owned(), format!("--gpu-architecture=sm_{architecture}"), format!("--include-path={}", include.display())];
     list.into_iter().map(|o| CString::new(o).map_err(|e| GpuError::new("NVRTC options", e.to_string()))).collect()
 }
 
