@@ -8,12 +8,14 @@ pub mod configs;
 pub mod deployments;
 mod graph_text;
 pub mod init_plans;
+mod machine;
 pub mod models;
 mod safetensors;
 
 pub use config::check_config;
 pub use graph_text::check_graph_text;
 pub use init_plans::check_init_plan;
+pub use machine::check_machine;
 pub use safetensors::check_safetensors;
 
 /// Takes any bytes and panics where a promise is broken.
@@ -24,6 +26,7 @@ pub const TARGETS: &[(&str, Check)] = &[
     ("config", check_config),
     ("graph_text", check_graph_text),
     ("init_plan", check_init_plan),
+    ("machine", check_machine),
     ("safetensors", check_safetensors),
 ];
 
