@@ -118,7 +118,7 @@ Whether GPUs read and write each other's memory directly, or through the host's 
     pub(crate) nccl_graph: Option<NcclGraph>,
 
     /// Seed of everything random
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_hyphen_values = true)]
     pub(crate) seed: u64,
     /// Print one JSON object instead of text
     #[arg(long)]

@@ -86,10 +86,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     max_tokens: Option<u32>,
     /// 0 takes the likeliest token, more draws more freely (seeded by --seed)
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_hyphen_values = true)]
     temperature: f64,
     /// Draw only among the likeliest tokens that together reach this probability
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_hyphen_values = true)]
     top_p: f64,
     /// Write logits, hidden states and router choices of the prompts, as safetensors
     #[arg(long, value_name = "FILE")]

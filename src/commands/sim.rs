@@ -16,7 +16,7 @@ use std::path::PathBuf;
 Examples:
   moetwin sim
   moetwin sim --batch 8 --context 16384
-  moetwin sim --machine 8x-h200-sxm --model deepseek-v3 --dp-attention 8 --ep 8 --a2a nccl --batch 64
+  moetwin sim --machine 8x-h200-sxm --model deepseek-v3 --dp-attention 8 --ep 8 --batch 64
   moetwin sim --graphs off --p2p off --json
   moetwin sim --phase verify:3 --trace trace.json
 
