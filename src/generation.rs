@@ -165,6 +165,6 @@ fn session_failure(e: SessionError, deployment: &Deployment) -> Failure {
         SessionError::Plan(e) => plan_failure(&e, deployment),
         SessionError::Split(e) => InputError::new("--tp", e.to_string()).into(),
         SessionError::Prompts(e) => InputError::new("prompts", e).into(),
-        SessionError::Execute(_) | SessionError::Program(_) => Failure::Running(e.to_string()),
+        SessionError::Execute(_) | SessionError::Program(_) | SessionError::Start(_) => Failure::Running(e.to_string()),
     }
 }

@@ -1,6 +1,7 @@
 //! How a graph becomes per-rank commands, and who obeys them.
 
 pub mod builtin;
+mod crew;
 pub mod executor;
 pub mod fleet;
 pub mod init;

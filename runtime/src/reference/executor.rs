@@ -154,9 +154,12 @@ impl StepInputs {
 impl<T: Real + From<f32>> Executor for ReferenceExecutor<T> {
     type Number = T;
 
-    fn add(&mut self, program: Program, weights: &dyn WeightSource) -> Result<ProgramKey, ExecuteError> {
+    fn load(&mut self, program: &Program, rank: RankId, weights: &dyn WeightSource) -> Result<(), ExecuteError> {
+        self.load_rank(program, rank, weights).map(|_| ())
+    }
+
+    fn prepare(&mut self, program: Program) -> Result<ProgramKey, ExecuteError> {
         for rank in program.ranks.ids() {
-            self.load_rank(&program, rank, weights)?;
             self.allocate_kv(&program, rank);
         }
         self.programs.push(program);

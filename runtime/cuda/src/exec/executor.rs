@@ -156,16 +156,14 @@ impl CudaExecutor {
         Ok(Communicators { groups, world: self.communicators.get(&everyone).copied().unwrap_or(0) })
     }
 
-    fn load(&mut self, program: &Program, weights: &dyn WeightSource) -> Result<(), ExecuteError> {
-        for (rank, rp) in program.ranks.iter() {
-            for (_, buffer) in rp.buffers.iter().filter(|(_, b)| b.place == Place::Weight) {
-                let TensorKind::Weight(weight) = program.graph.tensors[buffer.tensor].kind else { continue };
-                if !self.loaded.insert((rank, weight)) {
-                    continue;
-                }
-                let value = weights.load(&program.graph, buffer.tensor, rank).map_err(|e| ExecuteError::Weights(e.to_string()))?;
-                self.send(rank, Job::Load(weight, to_bytes(&value, element_of(&program.graph, buffer.tensor))))?;
+    fn load_rank(&mut self, program: &Program, rank: RankId, weights: &dyn WeightSource) -> Result<(), ExecuteError> {
+        for (_, buffer) in program.ranks[rank].buffers.iter().filter(|(_, b)| b.place == Place::Weight) {
+            let TensorKind::Weight(weight) = program.graph.tensors[buffer.tensor].kind else { continue };
+            if !self.loaded.insert((rank, weight)) {
+                continue;
             }
+            let value = weights.load(&program.graph, buffer.tensor, rank).map_err(|e| ExecuteError::Weights(e.to_string()))?;
+            self.send(rank, Job::Load(weight, to_bytes(&value, element_of(&program.graph, buffer.tensor))))?;
         }
         // Loads are answered only where they fail, by the next job's answer.
         Ok(())
@@ -204,9 +202,12 @@ fn serve(rank: &mut Rank<DriverGpu>, inbox: &Receiver<Job>, outbox: &Sender<Answ
 impl Executor for CudaExecutor {
     type Number = f32;
 
-    fn add(&mut self, program: Program, weights: &dyn WeightSource) -> Result<ProgramKey, ExecuteError> {
+    fn load(&mut self, program: &Program, rank: RankId, weights: &dyn WeightSource) -> Result<(), ExecuteError> {
+        self.load_rank(program, rank, weights)
+    }
+
+    fn prepare(&mut self, program: Program) -> Result<ProgramKey, ExecuteError> {
         let communicators = Arc::new(self.connect(&program)?);
-        self.load(&program, weights)?;
         let capture = self.options.graphs && program.graph.step.phase == Phase::Decode;
         let program = Arc::new(program);
         for rank in program.ranks.ids() {
