@@ -151,14 +151,14 @@ fn gqa(spec: &GqaSpec, hidden: u64, plain: WeightFormat, each: &mut dyn FnMut(St
     }
 }
 
-/// Projections of q, k, v, z; of beta and decay; the convolution; the output (transformers 5.17, `Qwen3NextGatedDeltaNet`).
+/// Projections of q, k, v, z; of beta and decay, a few rows that checkpoints leave unquantized; the convolution; the output
+/// (transformers 5.17, `Qwen3NextGatedDeltaNet`). The per-head norm, decay and time step, a few hundred numbers, are left out as in the graph.
 fn linear(spec: &LinearAttentionSpec, hidden: u64, plain: WeightFormat, each: &mut dyn FnMut(Stored)) {
     let (key, value) = (u64::from(spec.key_heads) * u64::from(spec.key_dim), u64::from(spec.value_heads) * u64::from(spec.value_dim));
     each(Stored::matrix(spec.format, 2 * key + 2 * value, hidden));
-    each(Stored::matrix(spec.format, 2 * u64::from(spec.value_heads), hidden));
+    each(Stored::matrix(plain, 2 * u64::from(spec.value_heads), hidden));
     each(Stored::matrix(spec.format, hidden, value));
     each(Stored::matrix(plain, 2 * key + value, u64::from(spec.conv_width)));
-    vectors(plain, &[u64::from(spec.value_dim), u64::from(spec.value_heads), u64::from(spec.value_heads)], each);
 }
 
 fn dense(spec: &DenseSpec, hidden: u64, each: &mut dyn FnMut(Stored)) {

@@ -1,5 +1,6 @@
 //! How a graph becomes per-rank commands, and who obeys them.
 
+pub mod builtin;
 pub mod executor;
 pub mod init;
 pub mod ledger;
@@ -7,6 +8,7 @@ pub mod lower;
 pub mod program;
 pub mod reference;
 pub mod session;
+pub mod text;
 pub mod verify;
 pub mod weights;
 

@@ -4,7 +4,7 @@ use super::fields::{Fields, MAX_EXPERTS, MAX_HEADS, MAX_INTERMEDIATE, MAX_LAYERS
 use super::quant::{Module, Scheme};
 use super::rope::{self, Rope, RopeDefaults};
 use crate::dtype::{DType, WeightFormat};
-use crate::spec::{Activation, DenseSpec, LayerSpec, MoeSpec, OutsideModule, RouterSpec, SharedExpertSpec};
+use crate::spec::{Activation, DenseSpec, Ffn, LayerSpec, MoeSpec, OutsideModule, RopeScaling, RouterSpec, SharedExpertSpec};
 
 /// Names of `hidden_act` for `silu(x) = x * sigmoid(x)`.
 const SILU: &[&str] = &["silu", "swish"];
@@ -35,8 +35,9 @@ impl Base {
         let layers = text.u64(&["num_hidden_layers"], 1..=MAX_LAYERS);
         let norm_eps = text.f64_assumed(&["rms_norm_eps"], 0.0..=1.0, defaults.norm_eps);
         let max_positions = text.u64_assumed(&["max_position_embeddings"], 1..=MAX_POSITIONS, defaults.max_positions);
-        let tied = match text.maybe_bool(&["tie_word_embeddings"]) {
-            Some(None) => root.bool_or(&["tie_word_embeddings"], false),
+        // Of a wrapper the outer flag counts, as in transformers.
+        let tied = match root.maybe_bool(&["tie_word_embeddings"]) {
+            Some(None) => text.bool_or(&["tie_word_embeddings"], false),
             given => given.flatten(),
         };
         let activation = text.maybe_choice(&["hidden_act"], SILU);
@@ -144,7 +145,14 @@ impl Context<'_> {
     }
 
     pub(super) fn rope_defaults(&self) -> RopeDefaults {
-        RopeDefaults { theta: self.defaults.theta, partial: 1.0, partial_allowed: false, interleaved: false, cost_only: self.cost_only }
+        RopeDefaults {
+            theta: self.defaults.theta,
+            partial: 1.0,
+            partial_allowed: false,
+            interleaved: false,
+            absent: RopeScaling::None,
+            cost_only: self.cost_only,
+        }
     }
     pub(super) fn rope(&self, head_dim: u32, layer_type: &str, defaults: &RopeDefaults) -> Option<Rope> {
         rope::read(self.text, head_dim, layer_type, defaults)
@@ -210,6 +218,22 @@ impl Context<'_> {
     /// An intermediate size that must be there.
     pub(super) fn intermediate(&self, key: &str) -> Option<u64> {
         self.text.u64(&[key], 1..=MAX_INTERMEDIATE)
+    }
+
+    /// `intermediate_size` of the dense layers, which only a model that has some must give.
+    pub(super) fn dense_intermediate(&self, sparse: Option<&[bool]>) -> Option<u64> {
+        match sparse {
+            Some(layers) if !layers.contains(&false) => self.text.u64_or(&["intermediate_size"], 1..=MAX_INTERMEDIATE, 1),
+            _ => self.intermediate("intermediate_size"),
+        }
+    }
+
+    /// The feed-forward block of a layer: experts, or a dense MLP of the given size.
+    pub(super) fn ffn(&self, layer: usize, names: &FfnNames, sparse: Option<&MoeShape>, dense: u64) -> Option<Ffn> {
+        Some(match sparse {
+            Some(shape) => Ffn::Moe(self.moe(layer, names, shape)?),
+            None => Ffn::Dense(self.dense(layer, names, dense, Activation::Silu)?),
+        })
     }
 
     /// Which layers are sparse under `mlp_only_layers` and `decoder_sparse_step` (Qwen).
@@ -309,7 +333,7 @@ impl Context<'_> {
     }
 
     /// A dense MLP of a layer.
-    pub(super) fn dense(&self, layer: usize, names: &FfnNames, intermediate: u64, activation: Activation) -> Option<DenseSpec> {
+    fn dense(&self, layer: usize, names: &FfnNames, intermediate: u64, activation: Activation) -> Option<DenseSpec> {
         let hidden = self.base.as_ref()?.hidden;
         let modules = names.dense.iter().map(|n| format!("model.layers.{layer}.{}.{n}", names.block));
         let format = self.block_format(Module::Linear, modules, &[hidden, intermediate])?;

@@ -4,7 +4,7 @@ use super::common::{Body, Context, MLP_NAMES, MoeShape};
 use super::fields::{MAX_HEADS, MAX_LAYERS, MAX_WIDTH};
 use super::router::{self, GroupDefaults};
 use crate::dtype::WeightFormat;
-use crate::spec::{Activation, Attention, Ffn, LayerSpec, MlaSpec, OutsideModule, RouterSpec};
+use crate::spec::{Activation, Attention, LayerSpec, MlaSpec, OutsideModule, RouterSpec};
 use crate::summary::matrix_bytes;
 
 /// Epsilon of the norms on the compressed query and key-value: transformers builds them with the default of its norm class,
@@ -83,10 +83,10 @@ fn read_with(
 ) -> Option<Vec<LayerSpec>> {
     let text = ctx.text;
     let mla = read_mla(ctx, sparse_topk);
-    let dense = ctx.intermediate("intermediate_size");
     let expert = ctx.intermediate("moe_intermediate_size");
     let shared = text.maybe_u64(&["n_shared_experts"], 0..=1024);
     let sparse = if text.has("mlp_layer_types") { sparse_by_name(ctx) } else { ctx.sparse_after(first_dense) };
+    let dense = ctx.dense_intermediate(sparse.as_deref());
     let (mla, dense, expert, sparse, router) = (mla?, dense?, expert?, sparse?, router?);
     let (experts, topk) = experts?;
     let shared = shared?.filter(|&n| n > 0).map(|n| (n * expert, false));
@@ -99,11 +99,7 @@ fn read_with(
     inputs.extend(mla.q_lora.map(u64::from));
     let layer = |(i, &sparse): (usize, &bool)| {
         let format = ctx.attention_format(i, ATTENTION, names, &inputs)?;
-        let ffn = if sparse {
-            Ffn::Moe(ctx.moe(i, &MLP_NAMES, &shape)?)
-        } else {
-            Ffn::Dense(ctx.dense(i, &MLP_NAMES, dense, Activation::Silu)?)
-        };
+        let ffn = ctx.ffn(i, &MLP_NAMES, sparse.then_some(&shape), dense)?;
         Some(LayerSpec { attention: Attention::Mla(MlaSpec { format, ..mla.clone() }), ffn })
     };
     sparse.iter().enumerate().map(layer).collect()

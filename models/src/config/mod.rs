@@ -5,25 +5,28 @@
 //! family's class in transformers 5.17 hold; those that decide the cost are named in [`ModelSpec::warnings`].
 //! Every fault is found in one read, with its JSON path, its place and what would be right.
 
-#[allow(dead_code, reason = "the families of the next change use the rest")]
 mod common;
 mod deepseek;
 mod error;
+mod families;
 mod fields;
+mod gpt_oss;
+mod gqa;
+mod llama4;
 mod pattern;
 mod position;
 mod quant;
+mod qwen;
 mod rope;
-#[allow(dead_code, reason = "the families of the next change use the rest")]
 mod router;
-#[allow(dead_code, reason = "the families of the next change use the rest")]
 mod vision;
 
 pub use error::{ConfigError, Fault, Position};
 
 use crate::dtype::WeightFormat;
 use crate::spec::{Attention, Ffn, ModelSpec};
-use common::{Base, Body, Context, Defaults};
+use common::{Base, Context};
+use families::{FAMILIES, Family};
 use fields::{Fields, Sink, Source, describe};
 use quant::{Module, Scheme};
 use serde_json::{Map, Value};
@@ -31,93 +34,9 @@ use serde_json::{Map, Value};
 /// Weights of the largest model that is read; it keeps every later byte count within `u64`.
 const MAX_WEIGHT_BYTES: u128 = 1 << 60;
 
-/// A `model_type` and how it is read.
-struct Family {
-    model_type: &'static str,
-    /// Class of `architectures` where the file names none.
-    architecture: &'static str,
-    /// The decoder is in `text_config`, whose `model_type` must be one of these.
-    wraps: &'static [&'static str],
-    /// What precedes `model.` in the checkpoint.
-    prefix: &'static str,
-    /// Costs only: the family's values are not computed.
-    cost_only: bool,
-    defaults: Defaults,
-    read: fn(&Context<'_>) -> Option<Body>,
-}
-
-const fn defaults(norm_eps: f64, max_positions: u64, theta: f64) -> Defaults {
-    Defaults { norm_eps, max_positions, theta }
-}
-
-const FAMILIES: &[Family] = &[
-    Family {
-        model_type: "deepseek_v2",
-        architecture: "DeepseekV2ForCausalLM",
-        wraps: &[],
-        prefix: "",
-        cost_only: false,
-        defaults: defaults(1e-6, 2048, 10_000.0),
-        read: deepseek::read_v2,
-    },
-    Family {
-        model_type: "deepseek_v3",
-        architecture: "DeepseekV3ForCausalLM",
-        wraps: &[],
-        prefix: "",
-        cost_only: false,
-        defaults: defaults(1e-6, 4096, 10_000.0),
-        read: deepseek::read_v3,
-    },
-    Family {
-        model_type: "deepseek_v32",
-        architecture: "DeepseekV32ForCausalLM",
-        wraps: &[],
-        prefix: "",
-        cost_only: true,
-        defaults: defaults(1e-6, 163_840, 10_000.0),
-        read: deepseek::read_v32,
-    },
-    Family {
-        model_type: "glm_moe_dsa",
-        architecture: "GlmMoeDsaForCausalLM",
-        wraps: &[],
-        prefix: "",
-        cost_only: true,
-        defaults: defaults(1e-5, 202_752, 10_000.0),
-        read: deepseek::read_glm_dsa,
-    },
-    Family {
-        model_type: "kimi_k2",
-        architecture: "DeepseekV3ForCausalLM",
-        wraps: &[],
-        prefix: "",
-        cost_only: false,
-        defaults: defaults(1e-6, 4096, 10_000.0),
-        read: deepseek::read_v3,
-    },
-    Family {
-        model_type: "kimi_k25",
-        architecture: "KimiK25ForConditionalGeneration",
-        wraps: &["kimi_k2", "deepseek_v3"],
-        prefix: "language_model.",
-        cost_only: false,
-        defaults: defaults(1e-6, 4096, 10_000.0),
-        read: read_kimi_k25,
-    },
-];
-
-fn read_kimi_k25(ctx: &Context<'_>) -> Option<Body> {
-    let body = deepseek::read_v3(ctx);
-    let outside = vision::kimi(ctx);
-    Some(Body { outside: outside?, ..body? })
-}
-
 /// The `model_type`s that can be read, in alphabetic order.
 pub fn model_types() -> Vec<&'static str> {
-    let mut types: Vec<_> = FAMILIES.iter().map(|f| f.model_type).collect();
-    types.sort_unstable();
-    types
+    FAMILIES.iter().map(|f| f.model_type).collect()
 }
 
 /// Reads the text of a `config.json`; `name` names the model in reports and the file in errors.
@@ -229,9 +148,8 @@ fn finish(mut spec: ModelSpec, head: WeightFormat, root: &Fields<'_>, sink: &Sin
         sink.warn(format!("the head is stored as {}, but modelled as {}", head.name(), spec.embedding_format.name()));
         spec.executable = false;
     }
-    let costed = formats(&spec).find(|f| matches!(f, WeightFormat::Nvfp4 | WeightFormat::Mxfp4));
-    if let Some(format) = costed {
-        sink.warn(format!("{} weights are modelled for cost only: they cannot be loaded or executed", format.name()));
+    if formats(&spec).any(|f| f == WeightFormat::Nvfp4) {
+        sink.warn("nvfp4 weights are modelled for cost only: they cannot be loaded or executed");
         spec.executable = false;
     } else if !spec.executable {
         sink.warn(format!("{} is modelled for cost only: its values are not computed", spec.model_type));

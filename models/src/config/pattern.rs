@@ -1,6 +1,6 @@
 //! Which modules a quantization entry names.
 
-use regex_lite::{Regex, RegexBuilder};
+use regex::{Regex, RegexBuilder};
 use std::collections::BTreeSet;
 
 /// Bytes a compiled pattern may take.
@@ -21,13 +21,15 @@ pub(super) enum Plain {
 pub(super) struct Patterns {
     plain_rule: Plain,
     plain: BTreeSet<String>,
+    /// Globs whose only special character is a final star, without it: a name that a container of the module matches, the module matches too.
+    prefixes: Vec<String>,
     globs: Vec<String>,
     regexes: Vec<Regex>,
 }
 
 impl Patterns {
     pub(super) fn new(plain_rule: Plain) -> Self {
-        Self { plain_rule, plain: BTreeSet::new(), globs: Vec::new(), regexes: Vec::new() }
+        Self { plain_rule, plain: BTreeSet::new(), prefixes: Vec::new(), globs: Vec::new(), regexes: Vec::new() }
     }
 
     /// Adds an entry: `re:` and a regular expression anchored at the start, a glob with `*` or `?`, or a name.
@@ -37,7 +39,10 @@ impl Patterns {
             let regex = RegexBuilder::new(&format!("^(?:{pattern})")).size_limit(REGEX_BYTES).build();
             self.regexes.push(regex.map_err(|e| e.to_string())?);
         } else if self.plain_rule != Plain::Whole && entry.contains(['*', '?']) {
-            self.globs.push(entry.into());
+            match entry.strip_suffix('*') {
+                Some(prefix) if !prefix.contains(['*', '?']) => self.prefixes.push(prefix.into()),
+                _ => self.globs.push(entry.into()),
+            }
         } else {
             self.plain.insert(entry.into());
         }
@@ -46,7 +51,7 @@ impl Patterns {
 
     /// Entries that are tried one by one on every name.
     pub(super) fn slow_entries(&self) -> usize {
-        self.globs.len() + self.regexes.len()
+        self.prefixes.len() + self.globs.len() + self.regexes.len()
     }
 
     pub(super) fn matches(&self, name: &str) -> bool {
@@ -55,6 +60,9 @@ impl Patterns {
         }
         if self.plain_rule == Plain::Whole {
             return false;
+        }
+        if self.prefixes.iter().any(|p| name.starts_with(p)) {
+            return true;
         }
         let dots = || name.match_indices('.').map(|(i, _)| i);
         let mut containers = dots().map(|i| &name[..i]).chain([name]);
@@ -146,6 +154,9 @@ mod tests {
         assert!(container.matches("model.layers.1.mlp.up_proj"));
         assert!(container.matches("model.layers.0.self_attn.q_proj"));
         assert!(!container.matches("model.layers.0.mlp.router"));
+        let prefix = patterns(Plain::Container, &["model.layers.3.self_attn*", "model.layers.78*"]);
+        assert!(prefix.matches("model.layers.3.self_attn.o_proj") && prefix.matches("model.layers.78.mlp.up_proj"));
+        assert!(!prefix.matches("model.layers.30.self_attn.o_proj") && !prefix.matches("model.layers.7.mlp.up_proj"));
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub(super) struct RopeDefaults {
     pub(super) partial_allowed: bool,
     /// Pairs are adjacent.
     pub(super) interleaved: bool,
+    /// Scaling where the file has no rotary object at all.
+    pub(super) absent: RopeScaling,
     /// A scaling without an exact rule costs the same as none: warn instead of refusing.
     pub(super) cost_only: bool,
 }
@@ -56,7 +58,7 @@ pub(super) fn read(text: &Fields<'_>, head_dim: u32, layer_type: &str, defaults:
     let dim = dimension(text, fields.as_ref(), head_dim, defaults);
     let scaling = match &fields {
         Some(fields) => scaling(text, fields, defaults),
-        None => Some((RopeScaling::None, 1.0)),
+        None => Some((defaults.absent.clone(), 1.0)),
     };
     let (scaling, score_factor) = scaling?;
     Some(Rope { spec: RopeSpec { dim: dim?, theta: theta?, scaling, interleaved: defaults.interleaved }, score_factor })
@@ -88,7 +90,11 @@ fn dimension(text: &Fields<'_>, fields: Option<&Fields<'_>>, head_dim: u32, defa
     let dim = (f64::from(head_dim) * partial) as u32;
     if dim == 0 || !dim.is_multiple_of(2) {
         let problem = format!("rotary embedding needs an even number of dimensions, but {partial} of a head of {head_dim} gives {dim}");
-        place.fault("partial_rotary_factor", problem, "a share of the head that is even and not zero");
+        let accepted = "sizes that give an even number, not zero";
+        match given {
+            Some(_) => place.fault("partial_rotary_factor", problem, accepted),
+            None => text.fault(text.which(&["qk_rope_head_dim", "head_dim"]), problem, accepted),
+        }
         return None;
     }
     Some(dim)

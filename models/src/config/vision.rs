@@ -17,6 +17,9 @@ use super::common::Context;
 use super::fields::{Fields, MAX_HEADS, MAX_INTERMEDIATE, MAX_LAYERS, MAX_WIDTH};
 use crate::spec::OutsideModule;
 
+/// Largest tower that is read.
+const MAX_PARAMETERS: u64 = 1 << 50;
+
 /// Where a wrapper's `vision_config` keeps its sizes, and what its class assumes (transformers 5.17).
 struct Layout {
     depth: (&'static [&'static str], u64),
@@ -70,13 +73,43 @@ pub(super) fn qwen(ctx: &Context<'_>) -> Option<Vec<OutsideModule>> {
     tower(ctx, &QWEN)
 }
 
-/// The tower and projector of a wrapper, nothing where it has no `vision_config`.
-fn tower(ctx: &Context<'_>, layout: &Layout) -> Option<Vec<OutsideModule>> {
-    let Some(vision) = ctx.root.maybe_object("vision_config")? else {
-        ctx.sink.warn("no vision_config: the vision tower is not counted");
-        return Some(Vec::new());
-    };
-    let parameters = parameters(&vision, layout, ctx.base.as_ref()?.hidden)?;
+/// Llama 4: patches without bias, a class token, norms before and after, and an adapter that shrinks the grid of patches
+/// (transformers 5.17, `Llama4VisionModel`, `Llama4VisionMLP2`, `Llama4MultiModalProjector`).
+pub(super) fn llama4(ctx: &Context<'_>) -> Option<Vec<OutsideModule>> {
+    let Some(vision) = ctx.root.maybe_object("vision_config")? else { return no_tower(ctx) };
+    let number = |key: &str, max: u64, default: u64| vision.u64_or(&[key], 1..=max, default);
+    let (depth, d) = (number("num_hidden_layers", MAX_LAYERS, 34), number("hidden_size", MAX_WIDTH, 768));
+    let i = number("intermediate_size", MAX_INTERMEDIATE, 5632);
+    let (image, side) = (number("image_size", MAX_WIDTH, 448), number("patch_size", 1024, 14));
+    let channels = number("num_channels", 1024, 3);
+    let (input, output) = (number("projector_input_dim", MAX_WIDTH, 4096), number("projector_output_dim", MAX_WIDTH, 4096));
+    let features = number("vision_output_dim", MAX_WIDTH, 7680);
+    let (depth, d, i, side, input, output) = (depth?, d?, i?, side?, input?, output?);
+    let grid = image? / side;
+    let layer = 4 * (d * d + d) + 2 * d * i + i + d + 4 * d;
+    let parts = [
+        side * side * channels? * d,
+        grid.checked_mul(grid)?.checked_mul(d)? + 2 * d,
+        depth.checked_mul(layer)?,
+        4 * d,
+        i * input + output * output,
+        features? * hidden(ctx),
+    ];
+    counted(ctx, bounded(&vision, "hidden_size", parts.into_iter().try_fold(0, u64::checked_add))?)
+}
+
+/// Width of the decoder. Without one the read fails anyway, and the tower's own faults should still be found.
+fn hidden(ctx: &Context<'_>) -> u64 {
+    ctx.base.as_ref().map_or(1, |b| b.hidden)
+}
+
+fn no_tower(ctx: &Context<'_>) -> Option<Vec<OutsideModule>> {
+    ctx.sink.warn("no vision_config: the vision tower is not counted");
+    Some(Vec::new())
+}
+
+/// The ledger's entry of a tower.
+fn counted(ctx: &Context<'_>, parameters: u64) -> Option<Vec<OutsideModule>> {
     // Unquantized formats have one row of any length.
     let bytes = ctx.plain().matrix_bytes(1, parameters);
     ctx.sink.warn(format!(
@@ -84,6 +117,21 @@ fn tower(ctx: &Context<'_>, layout: &Layout) -> Option<Vec<OutsideModule>> {
         bytes as f64 / (1u64 << 30) as f64
     ));
     Some(vec![OutsideModule { name: "vision tower".into(), bytes_per_rank: bytes }])
+}
+
+/// A parameter count that byte counts can hold.
+fn bounded(vision: &Fields<'_>, key: &str, total: Option<u64>) -> Option<u64> {
+    let total = total.filter(|&t| t <= MAX_PARAMETERS);
+    if total.is_none() {
+        vision.fault(key, format!("and the other sizes make more than {MAX_PARAMETERS} parameters"), "a smaller tower");
+    }
+    total
+}
+
+/// The tower and projector of a wrapper, nothing where it has no `vision_config`.
+fn tower(ctx: &Context<'_>, layout: &Layout) -> Option<Vec<OutsideModule>> {
+    let Some(vision) = ctx.root.maybe_object("vision_config")? else { return no_tower(ctx) };
+    counted(ctx, parameters(&vision, layout, hidden(ctx))?)
 }
 
 fn parameters(vision: &Fields<'_>, layout: &Layout, hidden: u64) -> Option<u64> {
@@ -107,14 +155,18 @@ fn parameters(vision: &Fields<'_>, layout: &Layout, hidden: u64) -> Option<u64> 
     let p = side? * side? * channels? * frames?;
     let layer = 4 * (d * d + d) + 2 * d * i + i + d + 4 * d;
     let md = m * d;
-    let total = [p * d + d, n * d, depth.checked_mul(layer)?, 4 * d, md.checked_mul(md)?, md, md.checked_mul(h)?, h]
-        .into_iter()
-        .try_fold(0u64, u64::checked_add)
-        .filter(|&t| t <= 1 << 50);
-    if total.is_none() {
-        vision.fault(layout.width.0[0], format!("is {d}, and the tower would hold more than 2^50 parameters"), "a smaller tower");
-    }
-    total
+    let parts = [
+        Some(p * d + d),
+        n.checked_mul(d),
+        depth.checked_mul(layer),
+        Some(4 * d),
+        md.checked_mul(md),
+        Some(md),
+        md.checked_mul(h),
+        Some(h),
+    ];
+    let total = parts.into_iter().try_fold(0u64, |sum, part| sum.checked_add(part?));
+    bounded(vision, layout.width.0[0], total)
 }
 
 /// Patches that one token of the decoder stands for.

@@ -9,6 +9,7 @@
 //! ship: NCCL is therefore called through a table of our own ([`nccl::Nccl`]), with cudarc's types.
 
 pub mod device;
+pub mod exec;
 pub mod library;
 pub mod nccl;
 pub mod probe;

@@ -5,6 +5,8 @@ use std::fmt;
 
 /// Faults that [`CheckpointError`] prints before it only counts them; all are in [`CheckpointError::faults`].
 const PRINTED_FAULTS: usize = 200;
+/// Characters of a fault that are printed; names come from the file and may be as long as it.
+const PRINTED_CHARS: usize = 1000;
 
 /// One thing that is wrong with a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -160,12 +162,20 @@ pub struct CheckpointError {
 
 impl fmt::Display for CheckpointError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |fault: &Fault| {
+            let mut text = fault.to_string();
+            if let Some((end, _)) = text.char_indices().nth(PRINTED_CHARS) {
+                text.truncate(end);
+                text.push_str("...");
+            }
+            text
+        };
         match self.faults.as_slice() {
-            [one] => return write!(f, "{}: {one}", self.place),
+            [one] => return write!(f, "{}: {}", self.place, line(one)),
             many => write!(f, "{}: {} faults in the checkpoint", self.place, many.len())?,
         }
         for fault in self.faults.iter().take(PRINTED_FAULTS) {
-            write!(f, "\n  {fault}")?;
+            write!(f, "\n  {}", line(fault))?;
         }
         match self.faults.len().checked_sub(PRINTED_FAULTS) {
             Some(more) if more > 0 => write!(f, "\n  and {more} more"),

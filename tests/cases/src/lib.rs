@@ -4,18 +4,24 @@
 //! the tests that replay the corpora.
 
 mod config;
+pub mod configs;
 pub mod deployments;
+mod graph_text;
+pub mod init_plans;
 pub mod models;
 mod safetensors;
 
 pub use config::check_config;
+pub use graph_text::check_graph_text;
+pub use init_plans::check_init_plan;
 pub use safetensors::check_safetensors;
 
 /// Takes any bytes and panics where a promise is broken.
 pub type Check = fn(&[u8]);
 
 /// Every fuzz target, by the name of its file in `fuzz/fuzz_targets` and of its corpus folder.
-pub const TARGETS: &[(&str, Check)] = &[("config", check_config), ("safetensors", check_safetensors)];
+pub const TARGETS: &[(&str, Check)] =
+    &[("config", check_config), ("graph_text", check_graph_text), ("init_plan", check_init_plan), ("safetensors", check_safetensors)];
 
 /// What every rejection must be: a reason of a readable length, whatever the input was.
 pub fn check_reason(reason: &str) {

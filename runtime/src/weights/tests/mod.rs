@@ -34,7 +34,13 @@ const FIXTURES: &[&str] = &[
     "tiny-deepseek-v3",
     "tiny-deepseek-v3-fp8",
     "tiny-deepseek-v3-yarn",
+    "tiny-glm4-moe",
+    "tiny-gpt-oss",
     "tiny-kimi-k2-int4",
+    "tiny-mixtral",
+    "tiny-olmoe",
+    "tiny-qwen2-moe",
+    "tiny-qwen3-moe",
 ];
 
 fn fixture(name: &str) -> PathBuf {

@@ -1,0 +1,107 @@
+//! The tokenizer of a model: `tokenizer.json`, read by the `tokenizers` crate.
+
+use super::stream::TextStream;
+use std::path::Path;
+use tokenizers::Tokenizer;
+
+/// File of a model's folder that holds its tokenizer.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+/// Longest tokenizer file. The largest published ones (vocabularies of 260,000) have about 35 MB.
+const MAX_FILE_BYTES: u64 = 256 << 20;
+
+/// Turns text into token ids and back.
+#[derive(Clone, Debug)]
+pub struct TextModel {
+    tokenizer: Tokenizer,
+    vocab: u64,
+}
+
+/// Why a tokenizer cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TextError {
+    /// The file cannot be read.
+    #[error("{file}: {reason}")]
+    Unreadable {
+        /// The file.
+        file: String,
+        /// Why.
+        reason: String,
+    },
+    /// The file is no tokenizer.
+    #[error("{file}: not a tokenizer.json: {reason}")]
+    Malformed {
+        /// The file.
+        file: String,
+        /// What was found.
+        reason: String,
+    },
+    /// A text that the tokenizer cannot cut in tokens.
+    #[error("the tokenizer cannot encode the text: {reason}")]
+    Encode {
+        /// Why.
+        reason: String,
+    },
+    /// Token ids that the tokenizer cannot turn into text.
+    #[error("the tokenizer cannot decode the tokens: {reason}")]
+    Decode {
+        /// Why.
+        reason: String,
+    },
+    /// A configuration whose `eos_token_id` is no token id.
+    #[error("{file}: eos_token_id must be a token id or a list of them: {reason}")]
+    StopTokens {
+        /// The file.
+        file: String,
+        /// What was found.
+        reason: String,
+    },
+    /// The tokenizer belongs to another model.
+    #[error("the tokenizer gives token {id}, the model's vocabulary ends at {vocab}")]
+    OutsideVocabulary {
+        /// The token.
+        id: u32,
+        /// Tokens of the model.
+        vocab: u64,
+    },
+}
+
+impl TextModel {
+    /// Reads [`TOKENIZER_FILE`] of a model's folder; `vocab` is the model's number of tokens.
+    pub fn open(dir: &Path, vocab: u64) -> Result<Self, TextError> {
+        let path = dir.join(TOKENIZER_FILE);
+        let file = path.display().to_string();
+        let unreadable = |reason: String| TextError::Unreadable { file: file.clone(), reason };
+        let size = std::fs::metadata(&path).map_err(|e| unreadable(e.to_string()))?.len();
+        if size > MAX_FILE_BYTES {
+            return Err(unreadable(format!("has {size} bytes, more than the {MAX_FILE_BYTES} that a tokenizer may have")));
+        }
+        let json = std::fs::read(&path).map_err(|e| unreadable(e.to_string()))?;
+        Self::from_bytes(&file, &json, vocab)
+    }
+    /// The tokenizer of a file's contents; `file` names it in errors.
+    pub fn from_bytes(file: &str, json: &[u8], vocab: u64) -> Result<Self, TextError> {
+        let malformed = |reason: String| TextError::Malformed { file: file.to_string(), reason };
+        let mut tokenizer = Tokenizer::from_bytes(json).map_err(|e| malformed(e.to_string()))?;
+        // What a file may ask for training batches would cut or pad a prompt.
+        tokenizer.with_truncation(None).map_err(|e| malformed(e.to_string()))?;
+        tokenizer.with_padding(None);
+        Ok(Self { tokenizer, vocab })
+    }
+    /// The tokens of a text, with those that the tokenizer puts around every text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        let encoding = self.tokenizer.encode(text, true).map_err(|e| TextError::Encode { reason: e.to_string() })?;
+        let ids = encoding.get_ids().to_vec();
+        match ids.iter().find(|id| u64::from(**id) >= self.vocab) {
+            Some(&id) => Err(TextError::OutsideVocabulary { id, vocab: self.vocab }),
+            None => Ok(ids),
+        }
+    }
+    /// The text of tokens; special ones and ids without a token have none.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
+        self.tokenizer.decode(ids, true).map_err(|e| TextError::Decode { reason: e.to_string() })
+    }
+    /// Text of tokens that come one by one.
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream::new(self)
+    }
+}
