@@ -232,7 +232,7 @@ pub(super) fn expand_kv<T: Real>(
     for s in context.sequences {
         let (out, tail) = rest.split_at(ndarray::Axis(0), s.kv_rows());
         rest = tail;
-        let latent = cache.view().slice_move(s![0..s.kv_rows(), ..kv_b.cols]);
+        let latent = cache.view().slice_move(s![s.cache_start..s.cache_start + s.kv_rows(), ..kv_b.cols]);
         multiply(latent, kv_b.view().reversed_axes(), out, false);
     }
     Ok(())
