@@ -110,7 +110,7 @@ pub fn in_place(op: &Op) -> Option<InPlace> {
 ///
 /// Errors on wrong counts, shapes and element kinds, on ids and cache rows out of range, and on ops that are not local arithmetic.
 pub fn run<T: Real>(op: &Op, context: &LocalContext<'_>, inputs: &[&Array<T>], outputs: &mut [Array<T>]) -> Result<(), ReferenceError> {
-    let name = name(op);
+    let name = op.name();
     let operands = Operands::new(name, inputs);
     match op {
         Op::Embed => rows::embed(operands, context, outputs),
@@ -149,42 +149,5 @@ pub fn run<T: Real>(op: &Op, context: &LocalContext<'_>, inputs: &[&Array<T>], o
         | Op::SendRecv { .. }
         | Op::Dispatch
         | Op::Combine => Err(ReferenceError::Unsupported { op: name, why: "moves data between layouts, see the collective module".into() }),
-    }
-}
-
-/// Name of an op in errors.
-fn name(op: &Op) -> &'static str {
-    match op {
-        Op::Embed => "embed",
-        Op::RmsNorm { .. } => "rms_norm",
-        Op::AddRmsNorm { .. } => "add_rms_norm",
-        Op::Add => "add",
-        Op::Linear { .. } => "linear",
-        Op::GatedActivation { .. } => "gated_activation",
-        Op::SigmoidScale => "sigmoid_scale",
-        Op::QkNorm { .. } => "qk_norm",
-        Op::QkvPrepare { .. } => "qkv_prepare",
-        Op::GqaAttention { .. } => "gqa_attention",
-        Op::MlaNorm { .. } => "mla_norm",
-        Op::MlaRope { .. } => "mla_rope",
-        Op::MlaAbsorbQuery { .. } => "mla_absorb_query",
-        Op::MlaDecode { .. } => "mla_decode",
-        Op::MlaExpandValue { .. } => "mla_expand_value",
-        Op::MlaExpandKv => "mla_expand_kv",
-        Op::MlaPrefill { .. } => "mla_prefill",
-        Op::Route { .. } => "route",
-        Op::PlaceExperts => "place_experts",
-        Op::Experts { .. } => "experts",
-        Op::Dispatch => "dispatch",
-        Op::Combine => "combine",
-        Op::SelectRows => "select_rows",
-        Op::Argmax => "argmax",
-        Op::LinearAttention { .. } => "linear_attention",
-        Op::SparseIndex { .. } => "sparse_index",
-        Op::AllReduce { .. } => "all_reduce",
-        Op::AllGather { .. } => "all_gather",
-        Op::ReduceScatter { .. } => "reduce_scatter",
-        Op::Slice { .. } => "slice",
-        Op::SendRecv { .. } => "send_recv",
     }
 }
