@@ -54,7 +54,8 @@ pub fn faults(checkpoint: &Checkpoint, spec: &ModelSpec, layers: Layers) -> Vec<
         for expert in 0..copies {
             match naming.sources(weight, expert) {
                 Err(e) => {
-                    faults.push(Fault::NoLoader { weight: format!("{:?} of layer {}", e.role, e.layer.unwrap_or(0)) });
+                    let place = e.layer.map_or_else(String::new, |l| format!(" of layer {l}"));
+                    faults.push(Fault::NoLoader { weight: format!("{:?}{place}", e.role), format: weight.format.name() });
                     break;
                 }
                 Ok(sources) => {
