@@ -10,8 +10,8 @@ use std::str::FromStr;
 pub(crate) const DEFAULT_MACHINE: &str = "8x-rtx-pro-6000-server";
 /// The model of the default scenario.
 pub(crate) const DEFAULT_MODEL: &str = "kimi-k2.5";
-/// Tokens already in the cache of each sequence unless told otherwise: the context at which the measured kernel tables are densest.
-pub(crate) const DEFAULT_CONTEXT: u32 = 4096;
+/// Tokens already in the cache of each sequence unless told otherwise: a short conversation.
+pub(crate) const DEFAULT_CONTEXT: u32 = 1024;
 
 /// What is deployed, how it is split, and what it is asked to do.
 #[derive(Args, Clone, Debug, Default)]
@@ -61,7 +61,7 @@ machine; 1 for `run`]")]
     pub(crate) batch: Option<u32>,
     /// Tokens of history per sequence (prefill: tokens of the prompt)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=16_777_216), help_heading = "Step", long_help = "\
-Tokens of history per sequence; with `--phase prefill` the tokens of the prompt [default: 4096]")]
+Tokens of history per sequence; with `--phase prefill` the tokens of the prompt [default: 1024, or fewer where the model has fewer positions]")]
     pub(crate) context: Option<u32>,
     /// What the step computes: decode, prefill or verify:N
     #[arg(long, value_name = "decode|prefill|verify:N", value_parser = parse_phase, help_heading = "Step", long_help = "\
@@ -118,7 +118,7 @@ Whether GPUs read and write each other's memory directly, or through the host's 
     pub(crate) nccl_graph: Option<NcclGraph>,
 
     /// Seed of everything random
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_hyphen_values = true)]
     pub(crate) seed: u64,
     /// Print one JSON object instead of text
     #[arg(long)]
@@ -289,10 +289,20 @@ impl DeploymentArgs {
         let deployment = Deployment { tp, pp, dp_attention, ep, dcp, replicas, a2a, kv_dtype, placement: None };
         Ok(deployment)
     }
+    /// Tokens of history: as given, else the default, or what a model with fewer positions leaves room for.
+    pub(crate) fn context(&self, spec: &ModelSpec) -> u32 {
+        let new = match self.phase.unwrap_or(Phase::Decode) {
+            Phase::Decode => 1,
+            Phase::Verify(n) => u64::from(n),
+            Phase::Prefill => 0,
+        };
+        let room = u32::try_from(spec.max_positions.saturating_sub(new)).unwrap_or(u32::MAX);
+        self.context.unwrap_or(DEFAULT_CONTEXT.min(room))
+    }
     /// What the step computes; the model limits how far a sequence may reach.
     pub(crate) fn step(&self, spec: &ModelSpec) -> Result<Step, Failure> {
         let (phase, batch) = (self.phase.unwrap_or(Phase::Decode), self.batch.unwrap_or(1));
-        let context = self.context.unwrap_or(DEFAULT_CONTEXT);
+        let context = self.context(spec);
         if phase == Phase::Prefill && context == 0 {
             return Err(InputError::new("--context", "a prefill needs at least one token").value("0").into());
         }

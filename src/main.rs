@@ -4,9 +4,14 @@ mod args;
 mod commands;
 mod digest;
 mod error;
+mod generation;
 mod nearest;
 mod output;
+mod prediction;
+mod prompt;
+mod report;
 mod resolve;
+mod scenario;
 mod table;
 
 use clap::Parser;

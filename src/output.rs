@@ -5,11 +5,16 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes the answer to standard output. A reader that closed the pipe has seen enough: that is no failure.
+/// Writes the answer to standard output, with a line end behind it.
 pub(crate) fn answer(text: &str) -> Result<(), Failure> {
+    piece(text)?;
+    if text.ends_with('\n') { Ok(()) } else { piece("\n") }
+}
+
+/// Writes a part of the answer as it comes. A reader that closed the pipe has seen enough: that is no failure.
+pub(crate) fn piece(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| if text.ends_with('\n') { Ok(()) } else { out.write_all(b"\n") });
-    match written.and_then(|()| out.flush()) {
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Running(format!("standard output: {e}"))),
         _ => Ok(()),
     }

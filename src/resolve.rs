@@ -1,7 +1,9 @@
-//! From what `--model` names to what it means.
+//! From what `--model` and `--machine` name to what they mean.
 
 use crate::error::{Failure, InputError};
 use moetwin::models::{ModelSpec, config, zoo};
+use moetwin::runtime::builtin;
+use moetwin::sim::machine::{self, Machine};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -16,24 +18,40 @@ const QUANTIZATION: &str = "hf_quant_config.json";
 pub(crate) struct Model {
     /// What the configuration says.
     pub(crate) spec: ModelSpec,
-    /// The folder it came from, if it came from one.
-    pub(crate) folder: Option<PathBuf>,
+    /// Where its weights are.
+    pub(crate) weights: Place,
+}
+
+/// Where weights and tokenizer are.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// Nowhere: it is a configuration only.
+    Nowhere,
+    /// In this folder.
+    Folder(PathBuf),
+    /// In this program.
+    Shipped,
 }
 
 /// Resolves what `argument` gives as a model: a built-in name or hub id first, else a folder with `config.json`, else such a file.
 pub(crate) fn model(argument: &'static str, text: &str) -> Result<Model, Failure> {
     if let Some(found) = zoo::find(text) {
         let spec = zoo::spec(found.name).map_err(|e| Failure::from(InputError::new(argument, e.to_string()).value(text)))?;
-        return Ok(Model { spec, folder: None });
+        return Ok(Model { spec, weights: Place::Nowhere });
+    }
+    if text == builtin::NAME {
+        let spec = builtin::spec().map_err(|e| Failure::Running(format!("the shipped model is faulty: {e}")))?;
+        return Ok(Model { spec, weights: Place::Shipped });
     }
     let path = Path::new(text);
     let metadata = fs::metadata(path);
-    let (file, folder) = match &metadata {
-        Ok(m) if m.is_dir() => (path.join(CONFIG), Some(path.to_owned())),
-        Ok(_) => (path.to_owned(), None),
+    let (file, weights) = match &metadata {
+        Ok(m) if m.is_dir() => (path.join(CONFIG), Place::Folder(path.to_owned())),
+        Ok(_) => (path.to_owned(), Place::Nowhere),
         Err(_) => {
             let error = InputError::new(argument, "is neither a built-in model nor a folder or file that exists").value(text);
-            let error = error.names(zoo::list().iter().flat_map(|m| [m.name, m.hub_id])).accepted(zoo::list().iter().map(|m| m.name));
+            let error = error.names(zoo::list().iter().flat_map(|m| [m.name, m.hub_id]).chain([builtin::NAME]));
+            let error = error.accepted(zoo::list().iter().map(|m| m.name).chain([builtin::NAME]));
             return Err(error.accepted(["the hub id of one of these", "a folder with a config.json", "such a file"]).into());
         }
     };
@@ -50,7 +68,21 @@ pub(crate) fn model(argument: &'static str, text: &str) -> Result<Model, Failure
         }
         Failure::from(InputError::new(argument, e.to_string()).value(text))
     })?;
-    Ok(Model { spec, folder })
+    Ok(Model { spec, weights })
+}
+
+/// Resolves what `argument` gives as a machine: a built-in name, else a machine file.
+pub(crate) fn machine(argument: &'static str, text: &str) -> Result<Machine, Failure> {
+    if let Some(found) = machine::find(text) {
+        return Ok(found);
+    }
+    let path = Path::new(text);
+    if !path.is_file() {
+        let error = InputError::new(argument, "is neither a built-in machine nor a file that exists").value(text);
+        return Err(error.names(machine::names()).accepted(machine::names().chain(["a machine file"])).into());
+    }
+    let content = read_text(argument, text, path)?;
+    machine::from_json(&content).map_err(|e| InputError::new(argument, format!("{}: {e}", path.display())).value(text).into())
 }
 
 /// Reads a text file that an argument names. Files that are not text, or longer than any honest one, are refused.

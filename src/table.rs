@@ -72,6 +72,29 @@ pub(crate) fn bytes(n: u64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
+/// Columns of running text.
+const WIDTH: usize = 110;
+
+/// Running text on lines of at most [`WIDTH`] columns, each but the first indented by `indent`, for a first line that starts there too.
+pub(crate) fn wrap(text: &str, indent: usize) -> String {
+    let mut out = String::new();
+    let mut column = indent;
+    for word in text.split_whitespace() {
+        let width = word.chars().count();
+        if column > indent && column + 1 + width > WIDTH {
+            out.push('\n');
+            out.push_str(&" ".repeat(indent));
+            column = indent;
+        } else if column > indent {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += width;
+    }
+    out
+}
+
 /// A whole number with thousands apart.
 pub(crate) fn count(n: u64) -> String {
     let digits = n.to_string();
@@ -97,6 +120,17 @@ mod tests {
         );
         assert_eq!(["0", "999", "1,000", "70,272", "1,234,567"], [count(0), count(999), count(1000), count(70_272), count(1_234_567)]);
         assert_eq!([bar(0.0, 4), bar(1.0, 4), bar(0.5, 4), bar(0.53125, 4), bar(f64::NAN, 4)], ["", "████", "██", "██▏", ""]);
+    }
+
+    #[test]
+    fn running_text_is_wrapped_between_words() {
+        let text = "word ".repeat(60);
+        let wrapped = wrap(&text, 4);
+        assert!(wrapped.lines().enumerate().all(|(i, l)| l.len() + if i == 0 { 4 } else { 0 } <= WIDTH), "{wrapped}");
+        assert!(wrapped.lines().skip(1).all(|l| l.starts_with("    word")));
+        assert_eq!(wrapped.split_whitespace().count(), 60);
+        let long = "x".repeat(200);
+        assert_eq!(wrap(&format!("a {long} b"), 0), format!("a\n{long}\nb"));
     }
 
     #[test]

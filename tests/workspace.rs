@@ -17,8 +17,14 @@ const MAY_NAME: &[(&str, &[&str])] = &[
 ];
 
 /// The files that may hold unsafe code, each with `#![allow(unsafe_code)]` of its own.
-const UNSAFE_FILES: &[&str] =
-    &["runtime/cuda/src/device.rs", "runtime/cuda/src/library.rs", "runtime/cuda/src/nccl.rs", "runtime/src/weights/map.rs"];
+const UNSAFE_FILES: &[&str] = &[
+    "runtime/cuda/src/device.rs",
+    "runtime/cuda/src/exec/compile.rs",
+    "runtime/cuda/src/exec/driver_gpu.rs",
+    "runtime/cuda/src/library.rs",
+    "runtime/cuda/src/nccl.rs",
+    "runtime/src/weights/map.rs",
+];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

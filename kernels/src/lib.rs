@@ -2,5 +2,6 @@
 
 pub mod cost;
 pub mod dequant;
+pub mod launch;
 pub mod reference;
 pub mod routing;

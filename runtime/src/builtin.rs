@@ -17,9 +17,9 @@ pub fn spec() -> Result<ModelSpec, ConfigError> {
     config::read(CONFIG, NAME)
 }
 
-/// Its weights; `spec` is [`spec`]'s.
-pub fn weights(spec: &ModelSpec) -> Result<CheckpointWeights, CheckpointError> {
-    CheckpointWeights::new(Checkpoint::from_bytes(NAME, WEIGHTS)?, spec, Layers::All)
+/// Its weights; `spec` is [`spec`]'s, or with [`Layers::First`] the first layers of it.
+pub fn weights(spec: &ModelSpec, layers: Layers) -> Result<CheckpointWeights, CheckpointError> {
+    CheckpointWeights::new(Checkpoint::from_bytes(NAME, WEIGHTS)?, spec, layers)
 }
 
 /// Its tokenizer; `spec` is [`spec`]'s.
@@ -34,7 +34,7 @@ mod tests {
     #[test]
     fn the_model_that_ships_is_whole() {
         let spec = spec().unwrap();
-        assert_eq!(weights(&spec).unwrap().checkpoint().place(), NAME);
+        assert_eq!(weights(&spec, Layers::All).unwrap().checkpoint().place(), NAME);
         let text = text(&spec).unwrap();
         let ids = text.encode("ROMEO:").unwrap();
         assert_eq!(text.decode(&ids).unwrap(), "ROMEO:");

@@ -4,6 +4,7 @@ use crate::program::Program;
 use crate::reference::{ExecuteError, NamedValue};
 use crate::weights::WeightSource;
 use moetwin_kernels::reference::Real;
+use moetwin_models::RankId;
 
 /// A program that an executor has been handed, in the order of handing over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -14,8 +15,11 @@ pub trait Executor {
     /// The numbers that results are reported in.
     type Number: Real + From<f32>;
 
-    /// Makes a program runnable: loads the weights it names that are not loaded yet, allocates its caches, captures it where the executor captures.
-    fn add(&mut self, program: Program, weights: &dyn WeightSource) -> Result<ProgramKey, ExecuteError>;
+    /// Loads the weights that a program names on a rank and that are not loaded yet.
+    fn load(&mut self, program: &Program, rank: RankId, weights: &dyn WeightSource) -> Result<(), ExecuteError>;
+
+    /// Makes a program runnable on all ranks once its weights are loaded: communicators, caches, memory.
+    fn prepare(&mut self, program: Program) -> Result<ProgramKey, ExecuteError>;
 
     /// The program of a key.
     fn program(&self, key: ProgramKey) -> &Program;

@@ -1,11 +1,14 @@
 //! How a graph becomes per-rank commands, and who obeys them.
 
 pub mod builtin;
+mod crew;
 pub mod executor;
+pub mod fleet;
 pub mod init;
 pub mod ledger;
 pub mod lower;
 pub mod program;
+pub mod rank_machine;
 pub mod reference;
 pub mod session;
 pub mod text;

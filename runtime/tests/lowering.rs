@@ -123,3 +123,64 @@ fn the_arena_is_shared_over_time() {
     let total: u64 = rp.buffers.iter().filter(|(_, b)| arena(b.place)).map(|(_, b)| b.bytes).sum();
     assert!(rp.arena_bytes * 3 < total, "{} bytes of arena for {total} bytes of activations", rp.arena_bytes);
 }
+
+/// Whether every two accesses of the same bytes, one of them a write, are ordered: by reachability over all pairs of commands.
+fn ordered_naively(rp: &moetwin_runtime::RankProgram) -> bool {
+    let n = rp.commands.len();
+    let mut before = vec![vec![false; n]; n];
+    for (i, c) in rp.commands.iter().enumerate() {
+        let edges: Vec<usize> =
+            (0..i).filter(|&j| rp.commands[j].stream == c.stream || rp.commands[j].records.is_some_and(|e| c.waits.contains(&e))).collect();
+        for j in edges {
+            let known = before[j].clone();
+            before[i].iter_mut().zip(known).for_each(|(mine, theirs)| *mine |= theirs);
+            before[i][j] = true;
+        }
+    }
+    let range = |b: moetwin_runtime::BufferId| match rp.buffers[b].place {
+        Place::Arena { offset } => Some(offset..offset + rp.buffers[b].bytes),
+        _ => None,
+    };
+    let touches = |i: usize| rp.commands[i].reads.iter().map(|b| (*b, false)).chain(rp.commands[i].writes.iter().map(|b| (*b, true)));
+    (0..n).all(|i| {
+        (0..i).all(|j| {
+            before[i][j]
+                || touches(i).all(|(a, wa)| {
+                    touches(j).all(|(b, wb)| {
+                        let overlap = a == b || matches!((range(a), range(b)), (Some(x), Some(y)) if x.start < y.end && y.start < x.end);
+                        !overlap || !(wa || wb)
+                    })
+                })
+        })
+    })
+}
+
+#[test]
+fn the_verifier_agrees_with_all_pairs_reachability() {
+    use rand_chacha::rand_core::{Rng, SeedableRng};
+    let (spec, _) = model();
+    let whole = program(&spec, &Deployment::default());
+    let rank = moetwin_models::RankId(0);
+    let (mut sound, mut broken) = (0, 0);
+    for seed in 0..60 {
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
+        let mut p = whole.clone();
+        for _ in 0..rng.next_u64() % 3 {
+            let buffers = p.ranks[rank].buffers.len() as u64;
+            let id = moetwin_runtime::BufferId((rng.next_u64() % buffers) as u32);
+            if let Place::Arena { offset } = &mut p.ranks[rank].buffers[id].place {
+                *offset = (rng.next_u64() % 64) * 256;
+            }
+            let waiting: Vec<usize> =
+                p.ranks[rank].commands.iter().enumerate().filter(|(_, c)| !c.waits.is_empty()).map(|(i, _)| i).collect();
+            if rng.next_u64() % 2 == 0 && !waiting.is_empty() {
+                let at = waiting[(rng.next_u64() % waiting.len() as u64) as usize];
+                p.ranks[rank].commands[at].waits.clear();
+            }
+        }
+        let naive = ordered_naively(&p.ranks[rank]);
+        assert_eq!(verify(&p).is_ok(), naive, "seed {seed}");
+        if naive { sound += 1 } else { broken += 1 }
+    }
+    assert!(sound >= 10 && broken >= 10, "{sound} sound and {broken} broken programs are too few to tell");
+}

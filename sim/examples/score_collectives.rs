@@ -1,12 +1,12 @@
-//! Scores predicted collective times against tables: `score_collectives MANIFEST.json [--verbose] [FILTER]`.
+//! Scores predicted collective times against tables: `score_collectives MANIFEST.json [--verbose | --fit | --left-out] [FILTER]`.
 //!
 //! The manifest lists `{file, machine, op, library, launch, ranks, column, args}`; errors are `|predicted - measured| / measured` over
-//! 8 KiB to 128 MiB.
+//! 8 KiB to 128 MiB. `--fit` fits each machine to its tables and says which figures moved, `--left-out` predicts each table by a fit to
+//! its machine's others.
 
-use moetwin_sim::Duration;
-use moetwin_sim::collective::{CollectiveOp, CollectiveRequest, Collectives, GraphMode, Launch, Library};
-use moetwin_sim::import::nccl_tests::{Measurement, read};
-use moetwin_sim::machine::find;
+use moetwin_sim::calibrate::{Residual, Table, fit, leave_one_out, residuals, table_errors};
+use moetwin_sim::import::nccl_tests::read;
+use moetwin_sim::machine::{Machine, find, names};
 use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
@@ -17,74 +17,116 @@ type Failure = Box<dyn std::error::Error>;
 #[allow(clippy::disallowed_methods)]
 fn main() -> Result<(), Failure> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let manifest = Path::new(args.first().ok_or("usage: score_collectives MANIFEST.json [--verbose] [FILTER]")?);
-    let verbose = args.iter().any(|arg| arg == "--verbose");
-    let filter = args.iter().skip(1).find(|arg| *arg != "--verbose");
+    let manifest = Path::new(args.first().ok_or("usage: score_collectives MANIFEST.json [--verbose | --fit | --left-out] [FILTER]")?);
+    let has = |flag: &str| args.iter().any(|arg| arg == flag);
+    let filter = args.iter().skip(1).find(|arg| !arg.starts_with("--")).map_or("", String::as_str);
     let entries: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(manifest)?)?;
     let mut out = std::io::stdout().lock();
     let mut every = Vec::new();
-    for entry in &entries {
-        let text = |key: &str| entry[key].as_str();
-        let name = text("file").ok_or("an entry without a file")?;
-        if filter.is_some_and(|filter| !name.contains(filter.as_str()) && !text("machine").unwrap_or("").contains(filter.as_str())) {
-            continue;
-        }
-        let Some(machine) = find(text("machine").unwrap_or("")) else {
-            writeln!(out, "{name}: no machine {}", text("machine").unwrap_or(""))?;
-            continue;
-        };
-        let flags: Vec<&str> = entry["args"].as_array().map(|list| list.iter().filter_map(Value::as_str).collect()).unwrap_or_default();
-        let flag = |name: &str| flags.iter().position(|flag| *flag == name).and_then(|at| flags.get(at + 1)).copied();
-        let machine = match flag("--p2p") {
-            Some(value) => machine.with_peer_access(value == "on"),
-            None => machine,
-        };
-        let rows = read(&std::fs::read_to_string(manifest.with_file_name(name))?, text("column"))?;
-        let mut collectives = Collectives::new(&machine);
-        let mut errors = Vec::new();
-        for row in rows.iter().filter(|row| (8192..=128 << 20).contains(&row.bytes) && row.time > Duration::ZERO) {
-            let request = request(entry, row, flag)?;
-            let prediction = collectives.predict(&request)?;
-            let (got, want) = (prediction.duration.as_us(), row.time.as_us());
-            let error = (got - want) / want;
-            errors.push(error.abs());
-            if verbose {
-                let n = request.ranks.len();
-                let what = format!("{} {}", prediction.algorithm, prediction.protocol);
-                writeln!(
-                    out,
-                    "  n={n} {} {:>9}: measured {want:10.2} predicted {got:10.2} {:+4.0}% {what}",
-                    request.launch,
-                    row.bytes,
-                    error * 100.0
-                )?;
+    for name in names() {
+        let mut tables = Vec::new();
+        for entry in entries.iter().filter(|entry| entry["machine"] == name) {
+            let table = table(manifest, entry)?;
+            if table.name.contains(filter) || name.contains(filter) {
+                tables.push(table);
             }
         }
-        let (mean, most) = summary(&errors);
-        writeln!(out, "{mean:5.1}% max {most:5.1}% rows {:3} {name} {}", errors.len(), text("column").unwrap_or(""))?;
-        every.extend(errors);
+        if tables.is_empty() {
+            continue;
+        }
+        let mut machine = find(name).ok_or("a built-in without a constructor")?;
+        if has("--left-out") {
+            for (table, error) in tables.iter().zip(leave_one_out(&machine, &tables)?) {
+                writeln!(out, "{:5.1}% left out {name} {}", error * 100.0, table.name)?;
+                every.push(error);
+            }
+            continue;
+        }
+        if has("--fit") {
+            let fitted = fit(&machine, &tables)?;
+            machine = fitted.machine;
+            writeln!(out, "{name}")?;
+            for (figure, factor) in fitted.moved {
+                writeln!(out, "  {figure} x {factor:.3}")?;
+            }
+            describe(&mut out, &machine)?;
+        }
+        let rows = residuals(&machine, &tables)?;
+        for (index, (table, error)) in tables.iter().zip(table_errors(&rows, tables.len())).enumerate() {
+            let own: Vec<&Residual> = rows.iter().filter(|row| row.table == index).collect();
+            if has("--verbose") {
+                verbose(&mut out, &own)?;
+            }
+            let most = own.iter().map(|row| row.error().abs()).fold(0.0, f64::max);
+            writeln!(out, "{:5.1}% max {:5.1}% rows {:3} {name} {}", error * 100.0, most * 100.0, own.len(), table.name)?;
+        }
+        every.extend(rows.iter().map(|row| row.error().abs()));
     }
-    let (mean, most) = summary(&every);
-    writeln!(out, "all: mean {mean:.1}% max {most:.1}% rows {}", every.len())?;
+    writeln!(out, "all: mean {:.1}% of {}", every.iter().sum::<f64>() / every.len().max(1) as f64 * 100.0, every.len())?;
     Ok(())
 }
 
-fn summary(errors: &[f64]) -> (f64, f64) {
-    let mean = errors.iter().sum::<f64>() / errors.len().max(1) as f64;
-    (mean * 100.0, errors.iter().copied().fold(0.0, f64::max) * 100.0)
+/// The fitted figures, as the constructors of the built-in machines write them.
+fn describe(out: &mut impl Write, machine: &Machine) -> Result<(), Failure> {
+    let figures = &machine.collectives;
+    let ns = |time: moetwin_sim::Duration| time.as_ps() / 1000;
+    writeln!(out, "  kernel {}", ns(figures.kernel.value))?;
+    for (name, ring) in [("nvlink", &figures.nvlink), ("pcie", &figures.pcie), ("host", &figures.host)] {
+        writeln!(
+            out,
+            "  {name}: Ring {{ ll_step: {}, ll_pass: {}, ll128_step: {}, ll128_channel: {}, simple_step: {}, slices: {}, finish_permille: {} }}",
+            ns(ring.ll_step.value),
+            ns(ring.ll_pass.value),
+            ns(ring.ll128_step.value),
+            ring.ll128_channel_bytes_per_s.value / 1_000_000_000,
+            ns(ring.simple_step.value),
+            ring.simple_slices.value,
+            ring.finish_permille.value
+        )?;
+    }
+    if let Some(nvls) = &figures.nvls {
+        let rates = (nvls.small_bytes_per_s.value / 1_000_000_000, nvls.bytes_per_s.value / 1_000_000_000);
+        writeln!(out, "  nvls: [{}, {}, {}, {}]", ns(nvls.latency.value), rates.0, rates.1, ns(nvls.fill.value))?;
+    }
+    let point = &figures.point_to_point;
+    let times = [ns(point.ll_latency.value), ns(point.simple_latency.value), ns(point.per_peer.value)];
+    writeln!(out, "  message: {times:?} {} {}", point.peer_bytes_per_s.value / 1_000_000_000, point.link_permille.value)?;
+    let custom = &figures.custom;
+    let times = [ns(custom.barrier.value), ns(custom.per_rank.value), custom.link_permille.value, ns(custom.phase.value)];
+    writeln!(out, "  custom: {times:?}")?;
+    writeln!(out, "  launch: {} {}", ns(machine.launch.eager_kernel.value), ns(machine.launch.eager_collective.value))?;
+    let mut rates: Vec<(String, u64)> =
+        machine.links.iter().map(|(_, link)| (link.kind.name(), link.forward.write_bytes_per_s.value)).collect();
+    rates.sort();
+    rates.dedup();
+    writeln!(out, "  {rates:?}")?;
+    Ok(())
 }
 
-fn request<'a>(entry: &Value, row: &Measurement, flag: impl Fn(&str) -> Option<&'a str>) -> Result<CollectiveRequest, Failure> {
-    let op: CollectiveOp = entry["op"].as_str().unwrap_or("").parse()?;
-    let ranks = row.ranks.or_else(|| entry["ranks"].as_u64().map(|ranks| ranks as usize)).ok_or("no rank count")?;
-    let mut request = CollectiveRequest::new(op, ranks, row.bytes);
-    request.library = entry["library"].as_str().unwrap_or("nccl").parse::<Library>()?;
-    request.launch = match entry["launch"].as_str() {
-        Some(launch) => launch.parse()?,
-        None => row.launch.unwrap_or(Launch::Graph),
-    };
-    request.algorithm = flag("--algorithm").map(str::parse).transpose()?;
-    request.protocol = flag("--protocol").map(str::parse).transpose()?;
-    request.nccl_graph = flag("--nccl-graph").map(str::parse::<GraphMode>).transpose()?.unwrap_or_default();
-    Ok(request)
+fn verbose(out: &mut impl Write, rows: &[&Residual]) -> Result<(), Failure> {
+    for row in rows {
+        let what = format!("{} {}", row.algorithm, row.protocol);
+        let (want, got, error) = (row.measured.as_us(), row.predicted.as_us(), row.error() * 100.0);
+        writeln!(out, "  n={} {} {:>9}: measured {want:10.2} predicted {got:10.2} {error:+4.0}% {what}", row.ranks, row.launch, row.bytes)?;
+    }
+    Ok(())
+}
+
+fn table(manifest: &Path, entry: &Value) -> Result<Table, Failure> {
+    let text = |key: &str| entry[key].as_str();
+    let file = text("file").ok_or("an entry without a file")?;
+    let flags: Vec<&str> = entry["args"].as_array().map(|list| list.iter().filter_map(Value::as_str).collect()).unwrap_or_default();
+    let flag = |name: &str| flags.iter().position(|flag| *flag == name).and_then(|at| flags.get(at + 1)).copied();
+    Ok(Table {
+        name: [file, text("column").unwrap_or("")].join(" ").trim_end().into(),
+        op: text("op").unwrap_or("").parse()?,
+        library: text("library").unwrap_or("nccl").parse()?,
+        launch: text("launch").map(str::parse).transpose()?,
+        ranks: entry["ranks"].as_u64().unwrap_or(8) as usize,
+        peer_access: flag("--p2p").map(|value| value == "on"),
+        algorithm: flag("--algorithm").map(str::parse).transpose()?,
+        protocol: flag("--protocol").map(str::parse).transpose()?,
+        nccl_graph: flag("--nccl-graph").map(str::parse).transpose()?.unwrap_or_default(),
+        rows: read(&std::fs::read_to_string(manifest.with_file_name(file))?, text("column"))?,
+    })
 }

@@ -1,12 +1,17 @@
 //! A machine that obeys a program in virtual time.
 
+pub mod breakdown;
+pub mod calibrate;
 pub mod collective;
 pub mod cost;
 pub mod events;
+pub mod exec;
+pub mod explore;
 pub mod import;
 pub mod machine;
 pub mod network;
 pub mod time;
+pub mod trace;
 
 pub use events::EventQueue;
 pub use time::{Duration, Time};

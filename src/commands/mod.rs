@@ -1,8 +1,11 @@
 //! One file a subcommand.
 
 mod completions;
+mod graph;
+mod machine;
 mod model;
 mod run;
+mod sim;
 
 use crate::error::{Failure, Outcome};
 use clap::Subcommand;
@@ -10,10 +13,16 @@ use clap::Subcommand;
 /// What moetwin can be asked.
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Built-in models, and what any configuration says
-    Model(model::ModelArgs),
+    /// Does it start, does it fit, how fast is a step, and what bounds it
+    Sim(Box<sim::SimArgs>),
+    /// Print the dataflow graph that is simulated and executed
+    Graph(Box<graph::GraphArgs>),
     /// Execute the program with real values
     Run(Box<run::RunArgs>),
+    /// Built-in models, and what any configuration says
+    Model(model::ModelArgs),
+    /// Built-in machines, and what a machine file says
+    Machine(machine::MachineArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -22,8 +31,11 @@ impl Command {
     /// Carries the command out.
     pub(crate) fn run(self) -> Result<Outcome, Failure> {
         match self {
-            Command::Model(args) => model::run(&args),
+            Command::Sim(args) => sim::run(&args),
+            Command::Graph(args) => graph::run(&args),
             Command::Run(args) => run::run(&args),
+            Command::Model(args) => model::run(&args),
+            Command::Machine(args) => machine::run(&args),
             Command::Completions(args) => completions::run(&args),
         }
     }

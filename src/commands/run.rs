@@ -1,10 +1,25 @@
 //! `moetwin run`: the program with real values.
 
-use crate::args::DeploymentArgs;
+use crate::args::{DeploymentArgs, Switch, not_yet};
 use crate::error::{Failure, InputError, Outcome};
+use crate::generation::{Generated, Job, generate, gpus, reference};
+use crate::output::{self, NewFile};
+use crate::prompt;
+use crate::resolve::{self, Place};
+use crate::scenario::refuse_later_flags;
 use clap::{Args, ValueEnum};
 use moetwin::cuda::{Search, probe};
-use std::path::PathBuf;
+use moetwin::models::ModelSpec;
+use moetwin::runtime::builtin;
+use moetwin::runtime::text::{Sampler, TextError, TextModel, stop_tokens};
+use moetwin::runtime::weights::{CheckpointWeights, Layers, SyntheticWeights, WeightSource, first_layers};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Tokens generated per sequence unless told otherwise.
+const DEFAULT_MAX_TOKENS: u32 = 64;
+/// Prompt of the shipped model.
+const DEFAULT_PROMPT: &str = "ROMEO:";
 
 /// Who executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -15,8 +30,34 @@ pub(crate) enum Backend {
     Cuda,
 }
 
+impl Backend {
+    /// Name in JSON.
+    fn name(self) -> &'static str {
+        match self {
+            Backend::Cpu => "cpu",
+            Backend::Cuda => "cuda",
+        }
+    }
+    /// Name in a sentence.
+    fn words(self) -> &'static str {
+        match self {
+            Backend::Cpu => "the CPU reference",
+            Backend::Cuda => "CUDA",
+        }
+    }
+}
+
 /// Arguments of `moetwin run`.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  moetwin run
+  moetwin run --prompt \"JULIET:\" --max-tokens 40 --temperature 0.8 --seed 7
+  moetwin run --prompt-ids 1,2,3 --tp 2 --ep 2 --json
+  moetwin run --synthetic --layers 2 --prompt-ids 5,6,7 --dump values.safetensors
+
+Without --model the small model that ships with moetwin runs: a mixture of experts with INT4 weights, trained on Shakespeare. The batch and its context come from the prompts. The CPU reference computes in f32, in launch order; with --seed N it runs commands in
+a seeded order that streams and events allow, which must not change a value.")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     deployment: DeploymentArgs,
@@ -26,55 +67,289 @@ pub(crate) struct RunArgs {
     /// Execute only this rank of the deployment
     #[arg(long, value_name = "R")]
     only_rank: Option<u32>,
-    /// Seeded weights instead of a checkpoint's
+    /// Seeded weights (--seed) instead of a checkpoint's
     #[arg(long)]
     synthetic: bool,
     /// Only the first N layers
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_535))]
     layers: Option<u32>,
-    /// Token ids: a safetensors file with `input_ids`, `i64[sequences, tokens]`
-    #[arg(long, value_name = "FILE")]
+    /// Prompts: a safetensors file with `input_ids`, integers [sequences, tokens]
+    #[arg(long, value_name = "FILE", group = "prompts")]
     input_ids: Option<PathBuf>,
-    /// Where to write logits, hidden states and router choices of the prompt, as safetensors
+    /// One prompt as token ids
+    #[arg(long, value_name = "ID,ID,..", value_delimiter = ',', group = "prompts")]
+    prompt_ids: Option<Vec<u32>>,
+    /// One prompt as text; needs the model's tokenizer.json
+    #[arg(long, value_name = "TEXT", group = "prompts")]
+    prompt: Option<String>,
+    /// New tokens per sequence [default: 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    max_tokens: Option<u32>,
+    /// 0 takes the likeliest token, more draws more freely (seeded by --seed)
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_hyphen_values = true)]
+    temperature: f64,
+    /// Draw only among the likeliest tokens that together reach this probability
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_hyphen_values = true)]
+    top_p: f64,
+    /// Write logits, hidden states and router choices of the prompts, as safetensors
     #[arg(long, value_name = "FILE")]
     dump: Option<PathBuf>,
-    /// Text to continue
-    #[arg(long, value_name = "TEXT")]
-    prompt: Option<String>,
-    /// New tokens per sequence
-    #[arg(long, value_name = "N")]
-    max_tokens: Option<u32>,
-    /// Where to write the trace
+    /// Write the trace
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }
 
 /// Executes the program.
 pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
+    refuse_later_flags(&args.deployment)?;
+    refuse_flags(args)?;
     match args.backend {
-        Backend::Cpu => Err(crate::args::not_yet("--backend", "cpu", &[])),
-        Backend::Cuda => Err(cuda(args)),
+        Backend::Cpu => execute(args),
+        Backend::Cuda => {
+            gpus_at_hand(args)?;
+            execute(args)
+        }
     }
 }
 
-/// What keeps CUDA from being used here; that this build has no executor for it, where nothing else does.
-fn cuda(args: &RunArgs) -> Failure {
-    let ranks = match args.deployment.deployment(1) {
-        Ok(deployment) => deployment.ranks(),
-        Err(failure) => return failure,
+/// Flags that a run cannot obey.
+fn refuse_flags(args: &RunArgs) -> Result<(), Failure> {
+    let d = &args.deployment;
+    for (flag, given) in [("--batch", d.batch.is_some()), ("--context", d.context.is_some()), ("--phase", d.phase.is_some())] {
+        if given {
+            let accepted = ["--input-ids FILE", "--prompt-ids ID,ID,..", "--prompt TEXT"];
+            return Err(InputError::new(flag, "is not for run: the prompts decide it").accepted(accepted).into());
+        }
+    }
+    if let Some(rank) = args.only_rank {
+        return Err(not_yet("--only-rank", &rank.to_string(), &["no --only-rank: all ranks run"]));
+    }
+    if let Some(trace) = &args.trace {
+        return Err(not_yet("--trace", &trace.to_string_lossy(), &["no --trace here; moetwin sim --trace"]));
+    }
+    Ok(())
+}
+
+/// Flags that were given and do not touch a run on this backend.
+fn without_effect(args: &DeploymentArgs, backend: Backend) -> Vec<&'static str> {
+    let given = [
+        ("--machine", args.machine.is_some()),
+        ("--graphs", args.graphs.is_some() && backend == Backend::Cpu),
+        ("--p2p", args.p2p.is_some()),
+        ("--allreduce", args.allreduce.is_some()),
+        ("--nccl-graph", args.nccl_graph.is_some()),
+        ("--routing", args.routing.is_some()),
+        ("--kv-dtype", args.kv_dtype.is_some()),
+    ];
+    given.into_iter().filter(|(_, given)| *given).map(|(flag, _)| flag).collect()
+}
+
+fn execute(args: &RunArgs) -> Result<Outcome, Failure> {
+    let dump = args.dump.as_deref().map(|path| NewFile::plan("--dump", path)).transpose()?;
+    let name = args.deployment.model.as_deref().unwrap_or(builtin::NAME);
+    let model = resolve::model("--model", name)?;
+    let spec = cut(model.spec, args.layers)?;
+    if !spec.executable {
+        return Err(InputError::new("--model", format!("{} is modelled for cost only, its values are not computed", spec.model_type))
+            .value(name)
+            .into());
+    }
+    let deployment = args.deployment.deployment(1)?;
+    let sampler = Sampler::new(args.temperature, args.top_p, args.deployment.seed)
+        .map_err(|e| InputError::new(if e.to_string().starts_with("top-p") { "--top-p" } else { "--temperature" }, e.to_string()))?;
+    let text = text_prompt(args).map(|text| open_text(text, &model.weights, &spec)).transpose()?;
+    let prompts = prompts(args, &spec, text.as_ref())?;
+    for flag in without_effect(&args.deployment, args.backend) {
+        output::note(&format!("note: {flag} has no effect on {}", args.backend.words()));
+    }
+    let weights = weights(args, name, &model.weights, &spec)?;
+    let job = Job {
+        spec: &spec,
+        weights: weights.as_ref(),
+        deployment,
+        prompts: &prompts,
+        max_tokens: args.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS),
+        sampler,
+        order_seed: args.deployment.seed,
+        stop: text.as_ref().map_or(&[], |t| &t.stop),
+        dump: dump.is_some(),
     };
+    let stream = text.as_ref().filter(|_| !args.deployment.json);
+    if let Some(t) = stream {
+        output::piece(t.prompt)?;
+    }
+    let graphs = args.deployment.graphs != Some(Switch::Off);
+    let model = stream.map(|t| &t.model);
+    let generated = match args.backend {
+        Backend::Cpu => generate(&job, |capacity| Ok(reference(&job, capacity)), model)?,
+        Backend::Cuda => generate(&job, |capacity| gpus(&job, capacity, graphs), model)?,
+    };
+    if let Some(file) = dump {
+        file.commit(&generated.dump)?;
+    }
+    if args.deployment.json {
+        output::answer_json(&json(&spec, &job, &generated, args.backend))?;
+    } else {
+        output::answer(&report(&spec, &job, &generated, stream.is_some(), args.backend))?;
+    }
+    Ok(Outcome::Yes)
+}
+
+/// The model with its first layers only.
+fn cut(spec: ModelSpec, layers: Option<u32>) -> Result<ModelSpec, Failure> {
+    match layers {
+        None => Ok(spec),
+        Some(n) if n as usize > spec.layers.len() => {
+            let message = format!("{} has {} layers", spec.name, spec.layers.len());
+            Err(InputError::new("--layers", message).value(n.to_string()).accepted([format!("1 to {}", spec.layers.len())]).into())
+        }
+        Some(n) => Ok(first_layers(&spec, n as usize)),
+    }
+}
+
+/// A prompt that is text.
+struct TextPrompt<'a> {
+    prompt: &'a str,
+    model: TextModel,
+    /// Tokens that end the text.
+    stop: Vec<u32>,
+}
+
+/// The prompt as text; where no prompt of any kind was given, one that suits the shipped model.
+fn text_prompt(args: &RunArgs) -> Option<&str> {
+    let shipped = args.deployment.model.is_none() && args.input_ids.is_none() && args.prompt_ids.is_none();
+    args.prompt.as_deref().or_else(|| shipped.then_some(DEFAULT_PROMPT))
+}
+
+fn open_text<'a>(prompt: &'a str, place: &Place, spec: &ModelSpec) -> Result<TextPrompt<'a>, Failure> {
+    let wrong = |e: TextError| Failure::from(InputError::new("--prompt", e.to_string()));
+    // Read again: what ends a text is no part of the model's graph.
+    let file = |folder: &Path, name: &str| {
+        let path = folder.join(name);
+        path.exists().then(|| resolve::read_text("--model", &folder.to_string_lossy(), &path)).transpose()
+    };
+    let (model, stop) = match place {
+        Place::Nowhere => return Err(InputError::new("--prompt", "needs a --model with a tokenizer.json in its folder").into()),
+        Place::Shipped => (builtin::text(spec).map_err(wrong)?, stop_tokens(builtin::CONFIG, None).map_err(wrong)?),
+        Place::Folder(folder) => {
+            let (config, generation) = (file(folder, "config.json")?.unwrap_or_default(), file(folder, "generation_config.json")?);
+            (TextModel::open(folder, spec.vocab).map_err(wrong)?, stop_tokens(&config, generation.as_deref()).map_err(wrong)?)
+        }
+    };
+    Ok(TextPrompt { prompt, model, stop })
+}
+
+fn prompts(args: &RunArgs, spec: &ModelSpec, text: Option<&TextPrompt<'_>>) -> Result<Vec<Vec<i32>>, Failure> {
+    let prompts = match (&args.input_ids, &args.prompt_ids, text) {
+        (Some(path), ..) => prompt::from_file("--input-ids", path, spec)?,
+        (_, Some(ids), _) => vec![prompt::checked("--prompt-ids", ids.iter().map(|id| i64::from(*id)), spec)?],
+        (_, _, Some(text)) => {
+            let ids = text.model.encode(text.prompt).map_err(|e| InputError::new("--prompt", e.to_string()))?;
+            vec![prompt::checked("--prompt", ids.iter().map(|id| i64::from(*id)), spec)?]
+        }
+        _ => {
+            let accepted = ["--input-ids FILE", "--prompt-ids ID,ID,..", "--prompt TEXT"];
+            return Err(InputError::new("prompt", "none was given").accepted(accepted).into());
+        }
+    };
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) as u64;
+    let last = longest + u64::from(args.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
+    if last > spec.max_positions {
+        let message = format!("{longest} tokens of prompt and the new ones reach position {last}; the model allows {}", spec.max_positions);
+        return Err(InputError::new("--max-tokens", message).into());
+    }
+    Ok(prompts)
+}
+
+fn weights(args: &RunArgs, name: &str, place: &Place, spec: &ModelSpec) -> Result<Box<dyn WeightSource>, Failure> {
+    if args.synthetic {
+        return Ok(Box::new(SyntheticWeights::new(spec, args.deployment.seed)));
+    }
+    let layers = if args.layers.is_some() { Layers::First } else { Layers::All };
+    let opened = match place {
+        Place::Folder(folder) => CheckpointWeights::open(folder, spec, layers),
+        Place::Shipped => builtin::weights(spec, layers),
+        Place::Nowhere => {
+            let message = "has no weights here: it is a configuration only";
+            let accepted = ["a folder with weights", "any model with --synthetic"];
+            return Err(InputError::new("--model", message).value(name).accepted(accepted).into());
+        }
+    };
+    Ok(Box::new(opened.map_err(|e| InputError::new("--model", e.to_string()).value(name))?))
+}
+
+#[derive(Serialize)]
+struct RunJson<'a> {
+    schema: u32,
+    seed: u64,
+    backend: &'static str,
+    model: &'a str,
+    ranks: u32,
+    collectives: u64,
+    step_ms: Option<StepMs>,
+    tokens_per_s: Option<f64>,
+    breakdown: [(); 0],
+    tokens: &'a [Vec<u32>],
+}
+
+/// Times of decode passes.
+#[derive(Serialize)]
+struct StepMs {
+    median: f64,
+    p99: f64,
+}
+
+fn json<'a>(spec: &'a ModelSpec, job: &Job<'_>, generated: &'a Generated, backend: Backend) -> RunJson<'a> {
+    RunJson {
+        schema: 1,
+        seed: job.order_seed,
+        backend: backend.name(),
+        model: &spec.name,
+        ranks: job.deployment.ranks(),
+        collectives: generated.collectives,
+        step_ms: generated.step_quantiles_ms().map(|(median, p99)| StepMs { median, p99 }),
+        tokens_per_s: generated.tokens_per_s(),
+        // The reference is not timed by class of op.
+        breakdown: [],
+        tokens: &generated.tokens,
+    }
+}
+
+fn report(spec: &ModelSpec, job: &Job<'_>, generated: &Generated, streamed: bool, backend: Backend) -> String {
+    let mut out = String::new();
+    if !streamed {
+        for (i, tokens) in generated.tokens.iter().enumerate() {
+            let ids: Vec<String> = tokens.iter().map(ToString::to_string).collect();
+            out.push_str(&format!("sequence {i}: {}\n", ids.join(" ")));
+        }
+    }
+    let ranks = job.deployment.ranks();
+    let speed = match (generated.step_quantiles_ms(), generated.tokens_per_s()) {
+        (Some((median, p99)), Some(rate)) => format!("{rate:.1} tok/s, {median:.2} ms a step (99 % under {p99:.2})"),
+        _ => "one pass, nothing to time".to_owned(),
+    };
+    output::note(&format!(
+        "{} on {}, {ranks} rank{}, {} exchanges a pass: {speed}; seed {}",
+        spec.name,
+        backend.words(),
+        if ranks == 1 { "" } else { "s" },
+        generated.collectives,
+        job.order_seed
+    ));
+    out
+}
+
+/// Says what keeps CUDA from being used here.
+fn gpus_at_hand(args: &RunArgs) -> Result<(), Failure> {
+    let ranks = args.deployment.deployment(1)?.ranks();
     let probed = probe(&Search::from_environment());
     let missing = probed.missing_for(ranks as usize);
     if missing.is_empty() {
-        let message = format!(
-            "everything it needs is here, but this version of moetwin has no CUDA executor yet:\n{}",
-            probed.to_string().trim_end()
-        );
-        return InputError::new("--backend", message).value("cuda").accepted(["cpu"]).into();
+        return Ok(());
     }
     let mut text = "--backend cuda cannot run here".to_owned();
     for (name, m) in missing {
         text.push_str(&format!("\n  {name}: {}\n    {}", m.why, m.remedy));
     }
-    Failure::Running(text)
+    Err(Failure::Running(text))
 }

@@ -64,12 +64,14 @@ fn read_sparse(ctx: &Context<'_>, groups: &GroupDefaults, index: IndexDefaults) 
     let topk = text.u64_assumed(&["index_topk"], 1..=MAX_WIDTH, index.topk).map(|k| k as u32);
     let layers = read_with(ctx, experts, router, 3, topk)?;
     speculation_layers(ctx);
-    ctx.sink.warn("the lightning indexer's weights are counted as replicated; its scores and its key cache are approximated");
     let base = ctx.base.as_ref()?;
     let q_lora = text.u64(&["q_lora_rank"], 1..=MAX_WIDTH)?;
     let (heads, head_dim, plain) = (heads?, head_dim?, WeightFormat::plain(base.dtype));
     // wq_b, wk, weights_proj and the norm of the keys (transformers 5.17, DeepseekV32Indexer).
     let shapes = [(heads * head_dim, q_lora), (head_dim, base.hidden), (heads, base.hidden), (2, head_dim)];
+    ctx.sink.warn(format!(
+        "the lightning indexer's weights are counted as replicated and its scores costed roughly; its cache of {head_dim} numbers a token and layer is left out"
+    ));
     let bytes = matrix_bytes(plain, &shapes) * base.layers as u64;
     Some(Body { layers, outside: vec![OutsideModule { name: "lightning indexer".into(), bytes_per_rank: bytes }] })
 }

@@ -123,6 +123,11 @@ fn yarn_in_both_dialects() {
     let partial = changed(text, json!({"rope_parameters": yarn}));
     assert!((mla(&partial, 0).rope.attention_factor() - m).abs() < 1e-12);
     assert_eq!(mla(&partial, 0).softmax_scale, 1.0 / 32f64.sqrt());
+    // Zero betas count as absent, and a context beside the rotary object counts before one inside it.
+    let yarn = json!({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64, "beta_fast": 0, "beta_slow": 0});
+    let zero = changed(text, json!({"rope_parameters": yarn, "original_max_position_embeddings": 128}));
+    let scaling = &mla(&zero, 0).rope.scaling;
+    assert!(matches!(scaling, RopeScaling::Yarn { beta_fast: 32.0, beta_slow: 1.0, original_positions: 128.0, .. }), "{scaling:?}");
     // A null factor is the ratio of the contexts, 2560 / 64.
     let yarn = json!({"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 64, "attention_factor": 0.5});
     let ratio = changed(text, json!({"rope_parameters": yarn}));
@@ -233,6 +238,9 @@ fn checkpoint_formats() {
     assert_eq!((moe(&minimax, 0).format, gqa(&minimax, 0).format), (block, block));
     let nvfp4 = built_in("minimax-m2.5-nvfp4");
     assert_eq!((moe(&nvfp4, 61).format, gqa(&nvfp4, 61).format), (WeightFormat::Nvfp4, WeightFormat::Bf16));
+    let router = RouterSpec { scoring: Scoring::Sigmoid, correction_bias: true, normalize: true, ..SOFTMAX };
+    assert_eq!((&moe(&nvfp4, 0).router, gqa(&nvfp4, 0).qk_norm), (&router, QkNorm::Full));
+    assert_eq!(gqa(&nvfp4, 0).rope.as_ref().map(|r| r.dim), Some(64));
     let kimi = built_in("kimi-k2.5-nvfp4");
     let shared = moe(&kimi, 60).shared.as_ref().unwrap();
     assert_eq!(

@@ -91,6 +91,7 @@ fn contradictions() {
     rejected(V3, &[("first_k_dense_replace", json!(5))], "first_k_dense_replace", "4 layers", "0 to 4");
     rejected(V3, &[("num_key_value_heads", json!(2))], "num_key_value_heads", "is 2", "4");
     rejected(V3, &[("qk_head_dim", json!(33))], "qk_head_dim", "add up to 32", "32");
+    rejected(V3, &[("qk_head_dim", json!(31))], "qk_head_dim", "add up to 32", "32");
     rejected(V3, &[("scoring_func", json!("softmax"))], "scoring_func", "softmax", "sigmoid");
     rejected(V3, &[("num_local_experts", json!(8))], "num_local_experts", "n_routed_experts says otherwise", "n_routed_experts");
     rejected(V3, &[("qk_rope_head_dim", json!(15)), ("qk_head_dim", json!(31))], "qk_rope_head_dim", "even", "even");
@@ -156,6 +157,9 @@ fn quantization() {
     // A block whose projections differ has no format.
     let split = json!(["model.layers.1.self_attn.o_proj"]);
     rejected(FP8, &[(&q("modules_to_not_convert"), split)], "quantization_config", "gives model.layers.1.self_attn", "one format");
+    // So have experts that differ; the first and the last stand for all.
+    let split = json!(["model.layers.1.mlp.experts.7"]);
+    rejected(FP8, &[(&q("modules_to_not_convert"), split)], "quantization_config", "model.layers.1.mlp.experts.7", "one format");
     let modelopt = json!({"quant_method": "modelopt", "quant_algo": "FP8"});
     rejected(FP8, &[("quantization_config", modelopt)], "quantization_config.quant_algo", "FP8", "NVFP4");
 }

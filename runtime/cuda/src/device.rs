@@ -88,6 +88,10 @@ pub struct Device {
 }
 
 impl Device {
+    /// Makes this GPU's context the calling thread's.
+    pub fn bind(&self) -> Result<(), DeviceError> {
+        self.context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))
+    }
     /// The driver's index.
     pub fn ordinal(&self) -> usize {
         self.context.ordinal()

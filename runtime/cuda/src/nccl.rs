@@ -1,15 +1,65 @@
 //! NCCL's functions, from whatever file holds them. cudarc's own loader never tries the name `libnccl.so.2`.
 #![allow(unsafe_code)]
 
+use crate::exec::gpu::{Call, Element};
 use crate::library::{Library, OpenError};
 use crate::search::{NCCL, Search};
 use cudarc::nccl::sys;
-use std::ffi::c_int;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// The table of NCCL functions.
 pub struct Nccl {
     library: Library,
     version: unsafe extern "C" fn(*mut c_int) -> sys::ncclResult_t,
+    functions: Functions,
+}
+
+type Comm = sys::ncclComm_t;
+type Code = sys::ncclResult_t;
+type Raw = *mut c_void;
+
+/// Functions of nccl.h, with their signatures there.
+struct Functions {
+    unique_id: unsafe extern "C" fn(*mut sys::ncclUniqueId) -> Code,
+    init_rank: unsafe extern "C" fn(*mut Comm, c_int, sys::ncclUniqueId, c_int) -> Code,
+    finalize: unsafe extern "C" fn(Comm) -> Code,
+    destroy: unsafe extern "C" fn(Comm) -> Code,
+    abort: unsafe extern "C" fn(Comm) -> Code,
+    async_error: unsafe extern "C" fn(Comm, *mut Code) -> Code,
+    last_error: unsafe extern "C" fn(Comm) -> *const c_char,
+    group_start: unsafe extern "C" fn() -> Code,
+    group_end: unsafe extern "C" fn() -> Code,
+    all_reduce: unsafe extern "C" fn(Raw, Raw, usize, sys::ncclDataType_t, sys::ncclRedOp_t, Comm, Raw) -> Code,
+    broadcast: unsafe extern "C" fn(Raw, Raw, usize, sys::ncclDataType_t, c_int, Comm, Raw) -> Code,
+    reduce: unsafe extern "C" fn(Raw, Raw, usize, sys::ncclDataType_t, sys::ncclRedOp_t, c_int, Comm, Raw) -> Code,
+    send: unsafe extern "C" fn(Raw, usize, sys::ncclDataType_t, c_int, Comm, Raw) -> Code,
+    recv: unsafe extern "C" fn(Raw, usize, sys::ncclDataType_t, c_int, Comm, Raw) -> Code,
+}
+
+impl Functions {
+    fn load(library: &Library) -> Result<Self, OpenError> {
+        // SAFETY: each field's type is the signature of its symbol in nccl.h 2.28.
+        unsafe {
+            Ok(Self {
+                unique_id: library.function("ncclGetUniqueId")?,
+                init_rank: library.function("ncclCommInitRank")?,
+                finalize: library.function("ncclCommFinalize")?,
+                destroy: library.function("ncclCommDestroy")?,
+                abort: library.function("ncclCommAbort")?,
+                async_error: library.function("ncclCommGetAsyncError")?,
+                last_error: library.function("ncclGetLastError")?,
+                group_start: library.function("ncclGroupStart")?,
+                group_end: library.function("ncclGroupEnd")?,
+                all_reduce: library.function("ncclAllReduce")?,
+                broadcast: library.function("ncclBroadcast")?,
+                reduce: library.function("ncclReduce")?,
+                send: library.function("ncclSend")?,
+                recv: library.function("ncclRecv")?,
+            })
+        }
+    }
 }
 
 /// NCCL could not be used.
@@ -26,6 +76,24 @@ pub enum NcclError {
         /// What it returned.
         code: sys::ncclResult_t,
     },
+    /// A call failed, and NCCL said why.
+    #[error("NCCL: {call} returned {code:?}: {why}")]
+    Explained {
+        /// The function.
+        call: &'static str,
+        /// What it returned.
+        code: sys::ncclResult_t,
+        /// NCCL's last error.
+        why: String,
+    },
+    /// Not every member came.
+    #[error("NCCL: not all {members} members joined within {seconds} s")]
+    Deadline {
+        /// Members of the communicator.
+        members: u32,
+        /// The deadline.
+        seconds: u64,
+    },
 }
 
 impl Nccl {
@@ -34,7 +102,15 @@ impl Nccl {
         let library = Library::open(&NCCL, search)?;
         // SAFETY: the signature is nccl.h's (`ncclResult_t ncclGetVersion(int *version)`), the same since NCCL 1.3.
         let version = unsafe { library.function("ncclGetVersion") }?;
-        Ok(Self { library, version })
+        let functions = Functions::load(&library)?;
+        Ok(Self { library, version, functions })
+    }
+    /// A fresh id for one communicator; every member is handed the same.
+    pub fn unique_id(&self) -> Result<Vec<u8>, NcclError> {
+        let mut id = sys::ncclUniqueId { internal: [0; 128] };
+        // SAFETY: the call fills the id.
+        ok("ncclGetUniqueId", unsafe { (self.functions.unique_id)(&raw mut id) })?;
+        Ok(id.internal.iter().map(|&c| c as u8).collect())
     }
     /// The library it came from.
     pub fn library(&self) -> &Library {
@@ -48,6 +124,120 @@ impl Nccl {
         match (result, u32::try_from(code)) {
             (sys::ncclResult_t::ncclSuccess, Ok(code)) => Ok(code),
             (code, _) => Err(NcclError::Call { call: "ncclGetVersion", code }),
+        }
+    }
+}
+
+fn ok(call: &'static str, code: sys::ncclResult_t) -> Result<(), NcclError> {
+    match code {
+        sys::ncclResult_t::ncclSuccess => Ok(()),
+        code => Err(NcclError::Call { call, code }),
+    }
+}
+
+/// One rank's membership of a group. Finalized and destroyed on drop; aborted first if anything failed.
+pub struct Communicator {
+    nccl: Arc<Nccl>,
+    comm: Comm,
+    aborted: bool,
+}
+
+impl Communicator {
+    /// Joins as member `index`; returns once all members have joined, or when the deadline passes.
+    pub fn join(nccl: Arc<Nccl>, id: &[u8], index: u32, members: u32, deadline: Duration) -> Result<Self, NcclError> {
+        let mut internal = [0; 128];
+        internal.iter_mut().zip(id).for_each(|(to, &from)| *to = from as c_char);
+        let id = sys::ncclUniqueId { internal };
+        // NCCL's blocking init has no deadline of its own. A watchdog reports; the process ends a stuck thread when it exits.
+        let (done, watch) = std::sync::mpsc::channel::<()>();
+        let late = std::thread::spawn(move || matches!(watch.recv_timeout(deadline), Err(std::sync::mpsc::RecvTimeoutError::Timeout)));
+        let mut comm: Comm = std::ptr::null_mut();
+        // SAFETY: the id is NCCL's; the call writes one handle.
+        let code = unsafe { (nccl.functions.init_rank)(&raw mut comm, members as c_int, id, index as c_int) };
+        drop(done);
+        let was_late = late.join().unwrap_or(false);
+        ok("ncclCommInitRank", code)?;
+        let communicator = Self { nccl, comm, aborted: false };
+        if was_late { Err(NcclError::Deadline { members, seconds: deadline.as_secs() }) } else { Ok(communicator) }
+    }
+    /// Enqueues calls as one group on a stream, given as the driver's handle.
+    pub(crate) fn run(&self, stream: cudarc::driver::sys::CUstream, element: Element, calls: &[Call]) -> Result<(), NcclError> {
+        let stream: *mut c_void = stream.cast();
+        let f = &self.nccl.functions;
+        let kind = match element {
+            Element::Bf16 => sys::ncclDataType_t::ncclBfloat16,
+            Element::F32 => sys::ncclDataType_t::ncclFloat32,
+            Element::I32 => sys::ncclDataType_t::ncclInt32,
+        };
+        let sum = sys::ncclRedOp_t::ncclSum;
+        let raw = |address: u64| address as *mut c_void;
+        // SAFETY: starts a group of this thread, ended below.
+        self.explained("ncclGroupStart", unsafe { (f.group_start)() })?;
+        for &call in calls {
+            // SAFETY: addresses are device memory of this rank of at least `count` elements; the stream is this rank's.
+            let (name, code) = unsafe {
+                match call {
+                    Call::AllReduce { from, to, count } => {
+                        ("ncclAllReduce", (f.all_reduce)(raw(from), raw(to), count as usize, kind, sum, self.comm, stream))
+                    }
+                    Call::Broadcast { from, to, count, root } => {
+                        ("ncclBroadcast", (f.broadcast)(raw(from), raw(to), count as usize, kind, root as c_int, self.comm, stream))
+                    }
+                    Call::Reduce { from, to, count, root } => {
+                        ("ncclReduce", (f.reduce)(raw(from), raw(to), count as usize, kind, sum, root as c_int, self.comm, stream))
+                    }
+                    Call::Send { from, count, peer } => {
+                        ("ncclSend", (f.send)(raw(from), count as usize, kind, peer as c_int, self.comm, stream))
+                    }
+                    Call::Receive { to, count, peer } => {
+                        ("ncclRecv", (f.recv)(raw(to), count as usize, kind, peer as c_int, self.comm, stream))
+                    }
+                }
+            };
+            self.explained(name, code)?;
+        }
+        // SAFETY: ends the group started above.
+        self.explained("ncclGroupEnd", unsafe { (f.group_end)() })
+    }
+    /// An error that a peer or the network caused since the last look.
+    pub fn check(&self) -> Result<(), NcclError> {
+        let mut code = sys::ncclResult_t::ncclSuccess;
+        // SAFETY: the communicator is alive; the call writes one code.
+        ok("ncclCommGetAsyncError", unsafe { (self.nccl.functions.async_error)(self.comm, &raw mut code) })?;
+        self.explained("an earlier call", code)
+    }
+    /// Ends pending communication of this rank at once.
+    pub fn abort(&mut self) {
+        if !self.aborted {
+            self.aborted = true;
+            // SAFETY: the communicator is alive and not used afterwards.
+            unsafe { (self.nccl.functions.abort)(self.comm) };
+        }
+    }
+    fn explained(&self, call: &'static str, code: sys::ncclResult_t) -> Result<(), NcclError> {
+        if matches!(code, sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress) {
+            return Ok(());
+        }
+        // SAFETY: NCCL returns a string that lives until its next error, copied at once.
+        let text = unsafe { (self.nccl.functions.last_error)(self.comm) };
+        let why = if text.is_null() {
+            String::new()
+        } else {
+            // SAFETY: not null, and null-terminated.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        };
+        Err(NcclError::Explained { call, code, why })
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if !self.aborted {
+            // SAFETY: alive, finalized and destroyed once; all its streams are idle by then.
+            unsafe {
+                (self.nccl.functions.finalize)(self.comm);
+                (self.nccl.functions.destroy)(self.comm);
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What of CUDA is here, what is missing, and what to install.
 
 use crate::device::{DeviceError, Driver, cublaslt_version, nvrtc_version};
-use crate::nccl::{Nccl, NcclError, version_text};
+use crate::nccl::{Nccl, version_text};
 use crate::search::{CUBLASLT, DRIVER, NCCL, NVRTC, Search, Wanted};
 use serde::Serialize;
 use std::fmt;
@@ -96,7 +96,7 @@ pub fn probe(search: &Search) -> Probe {
     };
     let nccl = match Nccl::open(search).and_then(|n| Ok((n.version_code()?, n))) {
         Ok((code, nccl)) => found(nccl.library().path(), version_text(code)),
-        Err(e @ (NcclError::Open(_) | NcclError::Call { .. })) => missing(&NCCL, &e),
+        Err(e) => missing(&NCCL, &e),
     };
     Probe { driver, kernel_module, nvrtc, cublaslt, nccl, gpus, gpu_problems }
 }

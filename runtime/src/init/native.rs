@@ -204,7 +204,7 @@ impl NativeRank<'_> {
     }
 
     fn serve(&mut self, buckets: &[Bucket]) {
-        let serve = InitStep::new("serve", InitPhase::Serve).reads(Fact::Ready);
+        let serve = InitStep::new("first pass", InitPhase::Serve).reads(Fact::Ready);
         let serve = if buckets.is_empty() {
             let eager: BTreeSet<Fact> = self.forwards.iter().flat_map(|(_, facts)| facts.iter().cloned()).collect();
             serve.reads_all(eager)

@@ -21,6 +21,11 @@ pub enum MemoryPhase {
     GraphCapture,
 }
 
+impl MemoryPhase {
+    /// Every phase, in order.
+    pub const ALL: [MemoryPhase; 3] = [MemoryPhase::Load, MemoryPhase::KvAlloc, MemoryPhase::GraphCapture];
+}
+
 /// One line of the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Line {
@@ -197,6 +202,10 @@ impl RankLedger {
     /// Bytes held at the worst moment of a phase.
     pub fn phase_bytes(&self, phase: MemoryPhase) -> u64 {
         self.held(phase).map(|l| l.bytes).sum()
+    }
+    /// Bytes held at the worst moment of start-up.
+    pub fn peak_bytes(&self) -> u64 {
+        MemoryPhase::ALL.into_iter().map(|phase| self.phase_bytes(phase)).max().unwrap_or(0)
     }
     /// Lines held in a phase.
     pub fn held(&self, phase: MemoryPhase) -> impl Iterator<Item = &Line> {

@@ -57,6 +57,14 @@ pub enum ExecuteError {
     /// Inputs that do not belong to the program.
     #[error("step inputs: {0}")]
     Inputs(String),
+    /// A rank's device failed or did not answer in time.
+    #[error("rank {}: {what}", .rank.0)]
+    Device {
+        /// The rank.
+        rank: RankId,
+        /// The command or phase, and what was said.
+        what: String,
+    },
     /// A weight that cannot be had.
     #[error("weights: {0}")]
     Weights(String),
@@ -121,20 +129,23 @@ impl<T: Real> ReferenceExecutor<T> {
     }
 
     fn check_inputs(&self, program: &Program, inputs: &StepInputs) -> Result<(), ExecuteError> {
+        inputs.check(program, self.capacity)
+    }
+}
+
+impl StepInputs {
+    /// Whether these inputs belong to a program, on a KV pool of `capacity` tokens a sequence.
+    pub fn check(&self, program: &Program, capacity: usize) -> Result<(), ExecuteError> {
         let expected: Vec<u32> = program.graph.step.sequences.iter().map(|s| s.new).collect();
-        let given: Vec<u32> = inputs.sequences.iter().map(|s| s.new).collect();
+        let given: Vec<u32> = self.sequences.iter().map(|s| s.new).collect();
         if expected != given {
             return Err(ExecuteError::Inputs(format!("new tokens a sequence are {given:?}, the program computes {expected:?}")));
         }
-        if inputs.token_ids.len() as u64 != program.graph.step.tokens() {
-            return Err(ExecuteError::Inputs(format!(
-                "{} token ids for {} new tokens",
-                inputs.token_ids.len(),
-                program.graph.step.tokens()
-            )));
+        if self.token_ids.len() as u64 != program.graph.step.tokens() {
+            return Err(ExecuteError::Inputs(format!("{} token ids for {} new tokens", self.token_ids.len(), program.graph.step.tokens())));
         }
-        match inputs.sequences.iter().position(|s| s.past as usize + s.new as usize > self.capacity) {
-            Some(i) => Err(ExecuteError::Inputs(format!("sequence {i} needs more than the pool's {} tokens", self.capacity))),
+        match self.sequences.iter().position(|s| s.past as usize + s.new as usize > capacity) {
+            Some(i) => Err(ExecuteError::Inputs(format!("sequence {i} needs more than the pool's {} tokens", capacity))),
             None => Ok(()),
         }
     }
@@ -143,9 +154,12 @@ impl<T: Real> ReferenceExecutor<T> {
 impl<T: Real + From<f32>> Executor for ReferenceExecutor<T> {
     type Number = T;
 
-    fn add(&mut self, program: Program, weights: &dyn WeightSource) -> Result<ProgramKey, ExecuteError> {
+    fn load(&mut self, program: &Program, rank: RankId, weights: &dyn WeightSource) -> Result<(), ExecuteError> {
+        self.load_rank(program, rank, weights).map(|_| ())
+    }
+
+    fn prepare(&mut self, program: Program) -> Result<ProgramKey, ExecuteError> {
         for rank in program.ranks.ids() {
-            self.load_rank(&program, rank, weights)?;
             self.allocate_kv(&program, rank);
         }
         self.programs.push(program);
@@ -369,12 +383,12 @@ struct OwnedContext {
 }
 
 /// Index of a replica's first token in the whole batch.
-pub(crate) fn first_token_of_replica(graph: &Graph, rank: RankId) -> usize {
+pub fn first_token_of_replica(graph: &Graph, rank: RankId) -> usize {
     let start = graph.deployment.replica_sequences(&graph.step, rank).start;
     graph.step.slice(0..start).tokens() as usize
 }
 
 /// Position of every new token in its sequence.
-fn positions(sequences: &[Sequence]) -> Vec<i32> {
+pub fn positions(sequences: &[Sequence]) -> Vec<i32> {
     sequences.iter().flat_map(|s| s.past..s.past + s.new).map(|p| i32::try_from(p).unwrap_or(i32::MAX)).collect()
 }

@@ -7,6 +7,6 @@ mod output;
 mod schedule;
 
 pub use exchange::ExchangeError;
-pub use executor::{ExecuteError, ReferenceExecutor, StepInputs};
-pub use output::NamedValue;
+pub use executor::{ExecuteError, ReferenceExecutor, StepInputs, first_token_of_replica, positions};
+pub use output::{NamedValue, collect};
 pub use schedule::{Deadlock, Firing, Order, Schedule};

@@ -17,7 +17,7 @@ pub struct NamedValue<T> {
 }
 
 /// Assembles every named result. `peek` gives what a rank's buffer holds; where ranks hold the same rows, the first one's are taken.
-pub(crate) fn collect<'a, T: Real + 'a>(
+pub fn collect<'a, T: Real + 'a>(
     program: &Program,
     peek: impl Fn(RankId, BufferId) -> Option<&'a Array<T>>,
 ) -> Result<Vec<NamedValue<T>>, ExecuteError> {

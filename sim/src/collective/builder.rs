@@ -9,6 +9,8 @@ use crate::time::{Duration, Time};
 
 /// Data that one pass of an LL channel's 512 threads moves, 8 bytes each.
 pub(super) const LL_PASS_BYTES: u64 = 4096;
+/// Message size per Simple channel below which NCCL opens fewer: 512 threads times 64 bytes.
+const SIMPLE_CHANNEL_BYTES: f64 = 32768.0;
 /// Data bytes of a 128-byte LL128 line.
 const LL128_DATA: u64 = 120;
 
@@ -60,7 +62,9 @@ impl Builder<'_> {
     }
 
     /// The cost of passing on `bytes` over `channels` channels.
-    pub(super) fn step(&self, figures: &RingFigures, protocol: Protocol, bytes: u64, channels: u32) -> StepCost {
+    ///
+    /// `message_bytes` is the whole collective's size, by which NCCL opens Simple channels.
+    pub(super) fn step(&self, figures: &RingFigures, protocol: Protocol, bytes: u64, message_bytes: u64, channels: u32) -> StepCost {
         let channels = u64::from(channels.max(1));
         match protocol {
             Protocol::Ll => {
@@ -87,12 +91,16 @@ impl Builder<'_> {
                     finish_permille: figures.finish_permille.value,
                 }
             }
-            Protocol::Simple | Protocol::Peer => StepCost {
-                overhead: figures.simple_step.value,
-                flow: Flow { wire_bytes: bytes, cap: u64::MAX },
-                slices: figures.simple_slices.value.max(1),
-                finish_permille: figures.finish_permille.value,
-            },
+            Protocol::Simple | Protocol::Peer => {
+                let open = (message_bytes as f64 / SIMPLE_CHANNEL_BYTES).clamp(1.0, channels as f64);
+                let spread = Duration::from_seconds(figures.simple_spread.value.as_seconds() * libm::log2(open));
+                StepCost {
+                    overhead: figures.simple_step.value + spread,
+                    flow: Flow { wire_bytes: bytes, cap: u64::MAX },
+                    slices: figures.simple_slices.value.max(1),
+                    finish_permille: figures.finish_permille.value,
+                }
+            }
         }
     }
 }

@@ -33,8 +33,7 @@ pub(super) fn explain(
     extra: Duration,
     duration: Duration,
 ) -> Result<Explained, RunError> {
-    let machine = builder.machine();
-    let kernel = machine.collectives.kernel.value;
+    let kernel = super::predict::kernel(builder.machine(), protocol);
     let empty: Vec<Transfer> = plan.transfers.iter().map(|transfer| Transfer { wire_bytes: 0, ..transfer.clone() }).collect();
     let spans = run(builder.network, &plan.routes, &empty)?;
     let ends = plan.ends.iter().flatten().map(|&(id, delay)| spans[id as usize].end + delay).max().unwrap_or(Time::ZERO);
@@ -98,7 +97,10 @@ fn provenance(builder: &Builder<'_>, algorithm: Algorithm, protocol: Protocol, p
     fn entry<T>(name: &str, figure: &Figure<T>) -> (String, Origin, String) {
         (name.to_owned(), figure.origin, figure.source.clone())
     }
-    let mut out = vec![entry("kernel", &figures.kernel)];
+    let mut out = Vec::new();
+    if protocol != Protocol::Peer {
+        out.push(entry("kernel", &figures.kernel));
+    }
     let worst = plan.routes.iter().max_by_key(|route| (route.access == Access::Bounce, route.class));
     if let Some(route) = worst.filter(|_| matches!(algorithm, Algorithm::Ring | Algorithm::Tree)) {
         let ring = builder.figures(route);

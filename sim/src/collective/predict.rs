@@ -8,7 +8,7 @@ use super::plan::Plan;
 use super::{Algorithm, CollectiveOp, CollectiveRequest, Launch, Library, Protocol};
 use super::{custom, point, ring, tree};
 use crate::machine::{Machine, Origin};
-use crate::network::{Network, RouteError, RunError, run};
+use crate::network::{Network, RouteError, RunError, Span, run};
 use crate::time::{Duration, Time};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -284,13 +284,13 @@ fn compute(network: &Network<'_>, request: &CollectiveRequest) -> Result<Predict
     arrivals.resize(n, Duration::ZERO);
     let graph = nccl_graph(network, &request.ranks, request.nccl_graph)?;
     let choice = choose(network, request, &graph)?;
-    let kernel = machine.collectives.kernel.value;
+    let kernel = kernel(machine, choice.protocol);
     let begin: Vec<Time> = arrivals.iter().map(|&arrival| Time::ZERO + arrival + kernel).collect();
     let builder = Builder { network, request, graph: &graph, begin };
     let plan = if n == 1 { Plan::new(1) } else { expand(&builder, &choice)? };
     let spans = run(network, &plan.routes, &plan.transfers)?;
     let last_arrival = arrivals.iter().copied().max().unwrap_or(Duration::ZERO);
-    let extra = launch_extra(machine, request, &plan, &spans, &builder);
+    let extra = launch_extra(request, choice.protocol, &plan, &spans, &builder);
     let mut ranks = Vec::with_capacity(n);
     for (rank, ends) in plan.ends.iter().enumerate() {
         let end = ends.iter().map(|&(id, delay)| spans[id as usize].end + delay).max().unwrap_or(Time::ZERO);
@@ -332,15 +332,15 @@ fn compute(network: &Network<'_>, request: &CollectiveRequest) -> Result<Predict
     })
 }
 
+/// Start and end of a NCCL kernel; an engine's kernel has its own in the barrier's figure.
+pub(super) fn kernel(machine: &Machine, protocol: Protocol) -> Duration {
+    if protocol == Protocol::Peer { Duration::ZERO } else { machine.collectives.kernel.value }
+}
+
 /// What the launch adds to the device time: nothing in a graph; in a loop the host if it is slower; eager the host and the copy of
 /// the result that a framework's out-of-place call makes.
-fn launch_extra(
-    machine: &Machine,
-    request: &CollectiveRequest,
-    plan: &Plan,
-    spans: &[crate::network::Span],
-    builder: &Builder<'_>,
-) -> Duration {
+fn launch_extra(request: &CollectiveRequest, protocol: Protocol, plan: &Plan, spans: &[Span], builder: &Builder<'_>) -> Duration {
+    let machine = builder.machine();
     let ends = plan.ends.iter().flatten().map(|&(id, delay)| spans[id as usize].end + delay);
     let device = ends.chain(builder.begin.iter().copied()).max().unwrap_or(Time::ZERO).since(Time::ZERO);
     match request.launch {
@@ -350,7 +350,8 @@ fn launch_extra(
             let memory =
                 request.ranks.iter().filter_map(|&rank| machine.gpu(rank)).map(|gpu| gpu.reached_memory().value).min().unwrap_or(1);
             let copy = Duration::of_bytes(request.bytes.saturating_mul(2), memory);
-            (machine.launch.eager_collective.value - device) + copy
+            let host = if protocol == Protocol::Peer { &machine.launch.eager_collective } else { &machine.launch.eager_nccl };
+            (host.value - device) + copy
         }
     }
 }

@@ -56,51 +56,86 @@ fn direct_lanes(machine: &Machine, ranks: &[usize]) -> Option<BTreeMap<(usize, u
     joined.then_some(lanes)
 }
 
-/// Rings over all ranks, each directed lane used at most once. A bounded depth-first search; the first ring found is taken, then the next.
+/// As many rings over all ranks as lanes allow, each lane used by one ring and its reverse. A bounded search: first found, first kept.
 fn lane_rings(mut lanes: BTreeMap<(usize, usize), u32>, ranks: usize) -> Vec<Vec<usize>> {
+    let mut search = LaneSearch { ranks, budget: 200_000, best: Vec::new() };
+    // No rank can be in more rings than half of its lanes.
+    let most =
+        (0..ranks).map(|at| lanes.iter().filter(|(pair, _)| pair.0 == at).map(|(_, count)| *count).sum::<u32>() / 2).min().unwrap_or(0);
+    search.add(&mut lanes, &mut Vec::new(), most as usize);
     let mut rings = Vec::new();
-    let mut budget = 100_000u32;
-    loop {
-        let mut path = vec![0];
-        if !extend(&lanes, ranks, &mut path, &mut budget) {
-            return rings;
-        }
-        for (i, &at) in path.iter().enumerate() {
-            let next = path[(i + 1) % ranks];
-            // A ring and its reverse use the two directions of the same lanes.
-            for pair in [(at, next), (next, at)] {
-                if let Some(count) = lanes.get_mut(&pair) {
-                    *count -= 1;
-                }
-            }
-        }
+    for path in search.best {
         let mut reverse = path.clone();
         reverse[1..].reverse();
         rings.push(path);
         rings.push(reverse);
     }
+    rings
 }
 
-fn extend(lanes: &BTreeMap<(usize, usize), u32>, ranks: usize, path: &mut Vec<usize>, budget: &mut u32) -> bool {
-    let free = |a: usize, b: usize| lanes.get(&(a, b)).is_some_and(|count| *count > 0);
-    let last = *path.last().expect("a path starts somewhere");
-    if path.len() == ranks {
-        return free(last, path[0]);
-    }
-    for next in 0..ranks {
-        if *budget == 0 {
-            return false;
+struct LaneSearch {
+    ranks: usize,
+    budget: u32,
+    best: Vec<Vec<usize>>,
+}
+
+impl LaneSearch {
+    /// Adds rings to those found until there are `most`; true once there are.
+    fn add(&mut self, lanes: &mut BTreeMap<(usize, usize), u32>, found: &mut Vec<Vec<usize>>, most: usize) -> bool {
+        if found.len() > self.best.len() {
+            self.best.clone_from(found);
         }
-        if free(last, next) && !path.contains(&next) {
-            *budget -= 1;
-            path.push(next);
-            if extend(lanes, ranks, path, budget) {
-                return true;
+        self.best.len() >= most || self.extend(lanes, found, &mut vec![0], most)
+    }
+
+    fn extend(
+        &mut self,
+        lanes: &mut BTreeMap<(usize, usize), u32>,
+        found: &mut Vec<Vec<usize>>,
+        path: &mut Vec<usize>,
+        most: usize,
+    ) -> bool {
+        let free = |lanes: &BTreeMap<(usize, usize), u32>, a: usize, b: usize| lanes.get(&(a, b)).is_some_and(|count| *count > 0);
+        let last = path[path.len() - 1];
+        if path.len() == self.ranks {
+            if !free(lanes, last, path[0]) {
+                return false;
             }
-            path.pop();
+            occupy(lanes, path, true);
+            found.push(path.clone());
+            let done = self.add(lanes, found, most);
+            found.pop();
+            occupy(lanes, path, false);
+            return done;
+        }
+        for next in 0..self.ranks {
+            if self.budget == 0 {
+                return false;
+            }
+            if free(lanes, last, next) && !path.contains(&next) {
+                self.budget -= 1;
+                path.push(next);
+                let done = self.extend(lanes, found, path, most);
+                path.pop();
+                if done {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+}
+
+/// Takes or gives back one lane of every hop, both ways: a ring and its reverse use the two directions of the same lanes.
+fn occupy(lanes: &mut BTreeMap<(usize, usize), u32>, path: &[usize], take: bool) {
+    for (i, &at) in path.iter().enumerate() {
+        let next = path[(i + 1) % path.len()];
+        for pair in [(at, next), (next, at)] {
+            if let Some(count) = lanes.get_mut(&pair) {
+                *count = if take { count.saturating_sub(1) } else { *count + 1 };
+            }
         }
     }
-    false
 }
 
 /// Expands an op over the graph's rings.
@@ -157,7 +192,7 @@ fn one_ring(
     });
     let Some(&worst) = worst else { return Ok(()) };
     let figures = builder.figures(&plan.routes[worst as usize]);
-    let cost = builder.step(figures, protocol, step_bytes, channels);
+    let cost = builder.step(figures, protocol, step_bytes, bytes, channels);
     // The local end of a ring takes a share of what a step's transfer takes when all ranks send.
     let pattern: Vec<_> = routes.iter().map(|&route| (&plan.routes[route as usize], cost.flow.cap)).collect();
     let finish: Vec<Duration> = builder

@@ -34,7 +34,7 @@ pub(super) fn expand(builder: &Builder<'_>, protocol: Protocol) -> Result<Plan, 
     }) else {
         return Ok(plan);
     };
-    let cost = builder.step(builder.figures(&plan.routes[worst as usize]), protocol, chunk_bytes, channels);
+    let cost = builder.step(builder.figures(&plan.routes[worst as usize]), protocol, chunk_bytes, builder.request.bytes, channels);
     let mut chain = Chain {
         builder,
         order,

@@ -23,6 +23,8 @@ use moetwin_kernels::cost::{CostFacts, CostShape};
 use moetwin_models::{Graph, NodeId, Op, RankId};
 use rates::family_floor_us;
 use serde::Serialize;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use table::Family;
 
 /// Where a figure comes from, best first.
@@ -66,6 +68,12 @@ pub struct OpCost {
     pub provenance: Provenance,
     /// What it is made of, mostly.
     pub bound: Bound,
+}
+
+impl OpCost {
+    /// No kernel, no time.
+    pub const NOTHING: Self =
+        Self { duration_ps: 0, memory_ps: 0, compute_ps: 0, kernels: 0, provenance: Provenance::Modelled, bound: Bound::Launch };
 }
 
 /// Shape of a dense GEMM, `[m, k] x [n, k]^T`.
@@ -134,12 +142,59 @@ const SMALL_KERNEL_US: f64 = 2.5;
 pub struct CostModel<T = KernelTables> {
     rates: GpuRates,
     tables: Option<T>,
+    /// Layers repeat: equal questions have equal answers.
+    known: RefCell<BTreeMap<Work, OpCost>>,
+}
+
+/// All that a cost depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Work {
+    query: Option<Query>,
+    floor: Floor,
+    flops: u64,
+    bytes: u64,
+    kernels: u32,
+}
+
+/// What the first kernel of a command takes at least where nothing was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Floor {
+    Small,
+    Gemm,
+    Experts,
+    Mla,
+    Gqa,
+}
+
+impl Floor {
+    fn of(op: &Op, shape: &CostShape) -> Self {
+        match (op, shape) {
+            (Op::Experts { .. }, _) => Floor::Experts,
+            (Op::MlaDecode { .. } | Op::MlaPrefill { .. }, _) => Floor::Mla,
+            (Op::GqaAttention { .. }, _) => Floor::Gqa,
+            (_, CostShape::Gemm { .. }) => Floor::Gemm,
+            _ => Floor::Small,
+        }
+    }
+    fn us(self) -> f64 {
+        match self {
+            Floor::Small => SMALL_KERNEL_US,
+            Floor::Gemm => family_floor_us(Family::Gemm),
+            Floor::Experts => family_floor_us(Family::Moe),
+            Floor::Mla => family_floor_us(Family::MlaDecode),
+            Floor::Gqa => family_floor_us(Family::GqaDecode),
+        }
+    }
+    /// Kernels that a table's row, or the floor, covers together with the first.
+    fn covers_all(self) -> bool {
+        matches!(self, Floor::Experts | Floor::Mla | Floor::Gqa)
+    }
 }
 
 impl<T: CostTable> CostModel<T> {
     /// Costs on a GPU with these rates, from tables where there are any.
     pub fn new(rates: GpuRates, tables: Option<T>) -> Self {
-        Self { rates, tables }
+        Self { rates, tables, known: RefCell::default() }
     }
     /// The tables.
     pub fn tables(&self) -> Option<&T> {
@@ -149,61 +204,64 @@ impl<T: CostTable> CostModel<T> {
     pub fn cost(&self, graph: &Graph, node: NodeId, rank: RankId, facts: &CostFacts) -> OpCost {
         let node = &graph.nodes[node];
         if facts.kernels == 0 {
-            return OpCost {
-                duration_ps: 0,
-                memory_ps: 0,
-                compute_ps: 0,
-                kernels: 0,
-                provenance: Provenance::Modelled,
-                bound: Bound::Launch,
-            };
+            return OpCost::NOTHING;
         }
-        let query = Query::of(graph, node, rank, facts);
-        let element = match query {
-            Some(Query::Gemm(_, element) | Query::Experts(_, element)) => element,
-            _ => Element::Bf16,
+        let bytes = facts.weight_bytes.saturating_add(facts.read_bytes).saturating_add(facts.write_bytes);
+        let work = Work {
+            query: Query::of(graph, node, rank, facts),
+            floor: Floor::of(&node.op, &facts.shape),
+            flops: facts.flops,
+            bytes,
+            kernels: facts.kernels,
         };
-        let found = query.and_then(|q| self.tables.as_ref().and_then(|t| Some((t, t.estimate(&q)?))));
+        if let Some(&known) = self.known.borrow().get(&work) {
+            return known;
+        }
+        let cost = self.compute(&work);
+        self.known.borrow_mut().insert(work, cost);
+        cost
+    }
+    fn compute(&self, work: &Work) -> OpCost {
+        let found = work.query.and_then(|q| self.tables.as_ref().and_then(|t| Some((t, t.estimate(&q)?))));
         match found {
-            Some((table, estimate)) => self.tabled(table, estimate, element, facts),
-            None => self.roofline(&node.op, query.map(|q| q.family()), element, facts),
+            Some((table, estimate)) => self.tabled(table, estimate, work),
+            None => self.roofline(work),
         }
     }
     /// A measured time, its memory and compute parts moved to this GPU's rates.
-    fn tabled(&self, table: &T, estimate: Estimate, element: Element, facts: &CostFacts) -> OpCost {
-        let bytes = bytes(facts);
-        let there = table.rates();
-        let (memory, compute) = (there.memory_us(bytes).min(estimate.us), there.compute_us(facts.flops as f64, element).min(estimate.us));
-        let rest = estimate.us - memory.max(compute);
+    fn tabled(&self, table: &T, estimate: Estimate, work: &Work) -> OpCost {
+        let (here, there) = (&self.rates, table.rates());
+        let (bytes, flops, element) = (work.bytes as f64, work.flops as f64, work.element());
+        let (memory, compute) = (there.memory_us(bytes).min(estimate.us), there.compute_us(flops, element).min(estimate.us));
+        let rest = estimate.us - memory.max(compute) + work.extra_us();
         let provenance = match estimate.fit {
             Fit::Exact if table.same_product() => Provenance::Measured,
             Fit::Exact | Fit::Inside => Provenance::Interpolated,
             Fit::Outside => Provenance::Modelled,
         };
-        let memory = memory * there.memory_us(1.0).recip() * self.rates.memory_us(1.0);
-        let compute = compute * there.compute_us(1.0, element).recip() * self.rates.compute_us(1.0, element);
-        op_cost(rest, memory, compute, facts.kernels, provenance)
+        let memory = memory / there.memory_us(1.0) * here.memory_us(1.0);
+        let compute = compute / there.compute_us(1.0, element) * here.compute_us(1.0, element);
+        op_cost(rest, memory, compute, work.kernels, provenance)
     }
     /// Floor of the kernels + the longer of moving bytes and computing.
-    fn roofline(&self, op: &Op, family: Option<Family>, element: Element, facts: &CostFacts) -> OpCost {
-        let extra = f64::from(facts.kernels.saturating_sub(1)) * SMALL_KERNEL_US;
-        let first = match (family, op, &facts.shape) {
-            // A fused kernel's floor covers the kernels it is made of.
-            (Some(Family::Moe), ..) => family_floor_us(Family::Moe).max(extra + SMALL_KERNEL_US) - extra,
-            (Some(family), ..) => family_floor_us(family),
-            (None, Op::GqaAttention { .. }, _) => family_floor_us(Family::GqaDecode),
-            (None, Op::MlaDecode { .. } | Op::MlaPrefill { .. }, _) => family_floor_us(Family::MlaDecode),
-            (None, _, CostShape::Gemm { .. }) => family_floor_us(Family::Gemm),
-            (None, ..) => SMALL_KERNEL_US,
-        };
-        let (memory, compute) = (self.rates.memory_us(bytes(facts)), self.rates.compute_us(facts.flops as f64, element));
-        op_cost(first + extra, memory, compute, facts.kernels, Provenance::Modelled)
+    fn roofline(&self, work: &Work) -> OpCost {
+        let (memory, compute) = (self.rates.memory_us(work.bytes as f64), self.rates.compute_us(work.flops as f64, work.element()));
+        op_cost(work.floor.us() + work.extra_us(), memory, compute, work.kernels, Provenance::Modelled)
     }
 }
 
-/// Bytes that go through device memory.
-fn bytes(facts: &CostFacts) -> f64 {
-    facts.weight_bytes as f64 + facts.read_bytes as f64 + facts.write_bytes as f64
+impl Work {
+    /// How the weights are stored; what is multiplied without weights is bf16.
+    fn element(&self) -> Element {
+        match self.query {
+            Some(Query::Gemm(_, element) | Query::Experts(_, element)) => element,
+            _ => Element::Bf16,
+        }
+    }
+    /// Microseconds of kernels beside the main one (a quantization before a product).
+    fn extra_us(&self) -> f64 {
+        if self.floor.covers_all() { 0.0 } else { f64::from(self.kernels.saturating_sub(1)) * SMALL_KERNEL_US }
+    }
 }
 
 fn op_cost(rest_us: f64, memory_us: f64, compute_us: f64, kernels: u32, provenance: Provenance) -> OpCost {

@@ -90,9 +90,8 @@ fn every_query_is_finite_and_positive() {
 
 #[test]
 fn rates_move_only_the_part_that_depends_on_them() {
-    let estimate = tables(RTX).estimate(&kimi(64, 64)).unwrap();
-    let facts = CostFacts { weight_bytes: 198_180_864, flops: 2 * 64 * 3 * 7168 * 256, kernels: 5, ..CostFacts::default() };
-    let with = |rates: GpuRates| CostModel::new(rates, Some(tables(RTX))).tabled(&tables(RTX), estimate, Element::Int4, &facts);
+    let work = Work { query: Some(kimi(64, 64)), floor: Floor::Experts, flops: 2 * 64 * 3 * 7168 * 256, bytes: 198_180_864, kernels: 5 };
+    let with = |rates: GpuRates| CostModel::new(rates, Some(tables(RTX))).compute(&work);
     let rates = catalog::reference_rates("rtx_pro_6000_server").unwrap();
     let base = with(rates.clone());
     assert_eq!((base.duration_ps, base.provenance, base.bound), (151_820_000, Provenance::Measured, Bound::Memory));

@@ -17,9 +17,12 @@ pub struct LaunchCosts {
     /// Host time of one launch of a whole captured graph.
     #[serde(rename = "graph_launch_ps")]
     pub graph_launch: Figure<Duration>,
-    /// Host time of one eager collective from the framework (Python, dispatch, buffer hand-over, launch), whatever its size.
+    /// Host time of one eager all-reduce by an engine's own kernel (Python, dispatch, copy into the shared buffer, launch), whatever its size.
     #[serde(rename = "eager_collective_ps")]
     pub eager_collective: Figure<Duration>,
+    /// The same by NCCL.
+    #[serde(rename = "eager_nccl_ps")]
+    pub eager_nccl: Figure<Duration>,
 }
 
 /// CPU families that NCCL knows a socket interconnect rate for (`graph/topo.h`).
@@ -82,6 +85,9 @@ pub struct RingFigures {
     /// Simple: one step beyond the path's latency (flag, fence, thread barrier).
     #[serde(rename = "simple_step_ps")]
     pub simple_step: Figure<Duration>,
+    /// Simple: extra per doubling of the channels in use, whose fences contend.
+    #[serde(rename = "simple_spread_ps")]
+    pub simple_spread: Figure<Duration>,
     /// Simple: slices a chunk is cut into; the next step starts when the first has arrived.
     pub simple_slices: Figure<u32>,
     /// The local copy or reduction that ends a ring, in thousandths of a step's transfer time.
@@ -127,7 +133,7 @@ pub struct PointToPointFigures {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelFigures {
-    /// One barrier among two ranks through peer flags, beyond the path's latency.
+    /// Start and end of the kernel and its barrier among two ranks through peer flags, beyond the path's latency.
     #[serde(rename = "barrier_ps")]
     pub barrier: Figure<Duration>,
     /// Extra per further rank.
@@ -146,7 +152,7 @@ pub struct KernelFigures {
 pub struct CollectiveFigures {
     /// What NCCL sees and is told.
     pub nccl: NcclFacts,
-    /// Start and end of a collective kernel, whatever it does.
+    /// Start and end of a NCCL kernel, whatever it does.
     #[serde(rename = "kernel_ps")]
     pub kernel: Figure<Duration>,
     /// Rings over NVLink.

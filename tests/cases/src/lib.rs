@@ -8,6 +8,8 @@ pub mod configs;
 pub mod deployments;
 mod graph_text;
 mod index;
+pub mod init_plans;
+mod machine;
 pub mod models;
 mod safetensors;
 mod tokenizer;
@@ -15,6 +17,8 @@ mod tokenizer;
 pub use config::check_config;
 pub use graph_text::check_graph_text;
 pub use index::check_index;
+pub use init_plans::check_init_plan;
+pub use machine::check_machine;
 pub use safetensors::check_safetensors;
 pub use tokenizer::check_tokenizer;
 
@@ -25,8 +29,10 @@ pub type Check = fn(&[u8]);
 pub const TARGETS: &[(&str, Check)] = &[
     ("config", check_config),
     ("graph_text", check_graph_text),
-    ("index", check_index),
+    ("init_plan", check_init_plan),
+    ("machine", check_machine),
     ("safetensors", check_safetensors),
+    ("index", check_index),
     ("tokenizer", check_tokenizer),
 ];
 

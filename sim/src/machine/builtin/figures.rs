@@ -2,8 +2,7 @@
 
 use super::parts::{GB, Sourced, ns};
 use crate::machine::{
-    CollectiveFigures, CpuFamily, Figure, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, Origin, PathClass, PointToPointFigures,
-    RingFigures,
+    CollectiveFigures, CpuFamily, Figure, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, PathClass, PointToPointFigures, RingFigures,
 };
 
 /// The figures of a ring, in nanoseconds and 10^9 bytes per second.
@@ -13,6 +12,7 @@ pub(super) struct Ring {
     pub(super) ll128_step: u64,
     pub(super) ll128_channel: u64,
     pub(super) simple_step: u64,
+    pub(super) spread: u64,
     pub(super) slices: u32,
     pub(super) finish_permille: u64,
 }
@@ -25,6 +25,7 @@ impl Ring {
             ll128_step: from.figure(ns(self.ll128_step)),
             ll128_channel_bytes_per_s: from.figure(self.ll128_channel * GB),
             simple_step: from.figure(ns(self.simple_step)),
+            simple_spread: from.figure(ns(self.spread)),
             simple_slices: from.figure(self.slices),
             finish_permille: from.figure(self.finish_permille),
         }
@@ -34,20 +35,26 @@ impl Ring {
 /// Everything a machine's collectives are computed from, with one source for the group that was fitted together.
 pub(super) struct Collectives {
     pub(super) from: Sourced,
+    /// Host time of a kernel, of an engine's all-reduce, of one by NCCL.
+    pub(super) launch: [u64; 3],
     pub(super) cpu: Figure<CpuFamily>,
     pub(super) p2p_level: Figure<PathClass>,
     pub(super) kernel: u64,
     pub(super) nvlink: Ring,
     pub(super) pcie: Ring,
     pub(super) host: Ring,
+    /// Latency, small and large rate, fill.
     pub(super) nvls: Option<[u64; 4]>,
+    /// LL and Simple latency, extra per peer, rate to a peer, thousandths of a link.
     pub(super) message: [u64; 5],
+    /// Barrier of two, extra per rank, thousandths of a link, extra of a second phase.
     pub(super) custom: [u64; 4],
 }
 
 impl Collectives {
-    pub(super) fn build(self) -> CollectiveFigures {
+    pub(super) fn build(self) -> (LaunchCosts, CollectiveFigures) {
         let from = &self.from;
+        let launch = launch(self.launch, from);
         let nvls = self.nvls.map(|[latency, small, large, fill]| NvlsFigures {
             latency: from.figure(ns(latency)),
             small_bytes_per_s: from.figure(small * GB),
@@ -63,7 +70,7 @@ impl Collectives {
             link_permille: from.figure(link_permille),
         };
         let [barrier, per_rank, custom_permille, phase] = self.custom;
-        CollectiveFigures {
+        let figures = CollectiveFigures {
             nccl: NcclFacts { cpu: self.cpu, p2p_level: self.p2p_level },
             kernel: from.figure(ns(self.kernel)),
             nvlink: self.nvlink.with(from),
@@ -77,18 +84,20 @@ impl Collectives {
                 link_permille: from.figure(custom_permille),
                 phase: from.figure(ns(phase)),
             },
-        }
+        };
+        (launch, figures)
     }
 }
 
-/// Launch costs; the node floor is 1.2 us on two H200 and 1.3 us in published megakernel work, and no other is published per GPU.
-pub(super) fn launch(eager_kernel_ns: u64, eager_collective_ns: u64, source: &'static str) -> LaunchCosts {
-    let measured = Sourced { origin: Origin::Measured, source };
+/// Launch costs in nanoseconds: of a kernel, of an engine's all-reduce, of one by NCCL. The node floor is 1.2 us on two H200 and 1.3 us
+/// in published megakernel work; no other GPU's is published.
+fn launch([kernel, own, nccl]: [u64; 3], from: &Sourced) -> LaunchCosts {
     LaunchCosts {
-        eager_kernel: Figure::assumed(ns(eager_kernel_ns), "a CUDA launch from a busy host thread"),
+        eager_kernel: Figure::assumed(ns(kernel), "a CUDA launch from a busy host thread"),
         graph_node: Figure::measured(ns(1200), "1.2 us a kernel node in a captured graph, two H200"),
         graph_launch: Figure::assumed(ns(8000), "one cudaGraphLaunch of a step's graph"),
-        eager_collective: measured.figure(ns(eager_collective_ns)),
+        eager_collective: from.figure(ns(own)),
+        eager_nccl: from.figure(ns(nccl)),
     }
 }
 

@@ -1,8 +1,7 @@
 //! Building blocks of the built-in machines.
 
-use crate::machine::{
-    CollectiveFigures, Figure, GpuModel, LaunchCosts, Link, LinkKind, Machine, Origin, Rate, Slot, Vertex, VertexId, VertexKind, gpu_named,
-};
+use super::figures::Collectives;
+use crate::machine::{Defect, Figure, GpuModel, Link, LinkKind, Machine, Origin, Rate, Slot, Vertex, VertexId, VertexKind, gpu_named};
 use crate::time::Duration;
 use moetwin_models::IdVec;
 
@@ -23,14 +22,8 @@ pub(super) struct Build {
 }
 
 impl Build {
-    pub(super) fn new(
-        name: &str,
-        summary: &str,
-        model: GpuModel,
-        peer_access: Figure<bool>,
-        launch: LaunchCosts,
-        collectives: CollectiveFigures,
-    ) -> Self {
+    pub(super) fn new(name: &str, summary: &str, model: GpuModel, peer_access: Figure<bool>, collectives: Collectives) -> Self {
+        let (launch, collectives) = collectives.build();
         Self {
             machine: Machine {
                 name: name.into(),
@@ -91,6 +84,11 @@ impl Build {
         let root = self.vertex(name, VertexKind::RootComplex);
         self.link(socket, root, LinkKind::SocketFabric, &fabric.rate, &fabric.latency);
         root
+    }
+
+    /// Marks a switch whose posted writes to several root complexes collapse.
+    pub(super) fn collapse(&mut self, switch: VertexId, bytes_per_s: Figure<u64>) {
+        self.machine.defects.push(Defect::PostedWriteCollapse { switch, bytes_per_s });
     }
 
     /// A GPU below a parent.

@@ -1,0 +1,57 @@
+// What every kernel shares. Compiled by NVRTC: device code only, no host headers.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp8.h>
+
+typedef __nv_bfloat16 bf16;
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr int WARP = 32;
+constexpr u32 FULL = 0xffffffffu;
+#define INF __int_as_float(0x7f800000)
+
+__device__ __forceinline__ float f32(bf16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float f32(float x) { return x; }
+__device__ __forceinline__ bf16 to_bf16(float x) { return __float2bfloat16_rn(x); }
+__device__ __forceinline__ void store(bf16* p, float x) { *p = to_bf16(x); }
+__device__ __forceinline__ void store(float* p, float x) { *p = x; }
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(FULL, v, offset);
+    return v;
+}
+
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(FULL, v, offset));
+    return v;
+}
+
+// Sum over a block of whole warps; every thread gets the result. The order of additions depends on the block size alone.
+__device__ __forceinline__ float block_sum(float v) {
+    __shared__ float partial[WARP];
+    v = warp_sum(v);
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    if (lane == 0) partial[warp] = v;
+    __syncthreads();
+    const float total = warp_sum(lane < warps ? partial[lane] : 0.f);
+    __syncthreads();
+    return total;
+}
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + __expf(-x)); }
+
+// A sequence's rows of a step: `rows` token rows from `row_start`, `past` cache rows before them, its cache from `cache_start`.
+struct SequenceRows {
+    int row_start, rows, past, cache_start;
+};
+
+// The sequence of a token row. Sequences are few and sorted; a scan is cheaper than a table that the host would have to send.
+__device__ __forceinline__ int sequence_of(const SequenceRows* sequences, int count, int row) {
+    int s = 0;
+    while (s + 1 < count && row >= sequences[s + 1].row_start) ++s;
+    return s;
+}

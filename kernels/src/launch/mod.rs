@@ -1,0 +1,134 @@
+//! Which CUDA kernels carry out an op on a rank: names, grids, arguments. Plain data, no FFI; the GPU executor fills in the addresses.
+
+mod plan;
+
+pub use plan::{LaunchError, launches};
+
+use moetwin_models::op::LinearRole;
+use moetwin_models::{DType, Graph, Op, TensorId, TensorKind, WeightRole};
+
+/// The CUDA C++ sources, compiled at run time. Headers are included by name.
+pub const SOURCES: &[Source] = &[
+    Source { name: "elementwise.cu", text: include_str!("../../cuda/elementwise.cu") },
+    Source { name: "linear.cu", text: include_str!("../../cuda/linear.cu") },
+    Source { name: "attention.cu", text: include_str!("../../cuda/attention.cu") },
+    Source { name: "route.cu", text: include_str!("../../cuda/route.cu") },
+    Source { name: "experts.cu", text: include_str!("../../cuda/experts.cu") },
+    Source { name: "exchange.cu", text: include_str!("../../cuda/exchange.cu") },
+];
+
+/// What the sources include, beside CUDA's own headers.
+pub const HEADERS: &[Source] = &[
+    Source { name: "common.cuh", text: include_str!("../../cuda/common.cuh") },
+    Source { name: "weights.cuh", text: include_str!("../../cuda/weights.cuh") },
+];
+
+/// A file of CUDA C++.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// File name.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+/// One kernel launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    /// The source file that defines it.
+    pub source: &'static str,
+    /// The kernel's name.
+    pub kernel: &'static str,
+    /// Blocks along x and y.
+    pub grid: (u32, u32),
+    /// Threads of a block.
+    pub block: u32,
+    /// Dynamic shared memory.
+    pub shared_bytes: u32,
+    /// Arguments in order.
+    pub args: Vec<Arg>,
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arg {
+    /// Address of the node's operand with this index.
+    Input(usize),
+    /// Address of the node's result with this index.
+    Output(usize),
+    /// Address in the rank's scratch memory.
+    Scratch {
+        /// Byte offset.
+        offset: u64,
+    },
+    /// Address of a constant table; equal tables may share storage.
+    Table(Table),
+    /// Address of the sequences whose rows the operands hold.
+    Sequences,
+    /// A null address: the operand is absent.
+    Null,
+    /// A 32-bit integer.
+    I32(i32),
+    /// A 64-bit integer.
+    U64(u64),
+    /// A float.
+    F32(f32),
+}
+
+/// Constants that a kernel reads.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Table {
+    /// Doubles (rotary frequencies).
+    F64(Vec<f64>),
+    /// Integers (expert slots).
+    I32(Vec<i32>),
+}
+
+/// The launches of one command.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Launches {
+    /// In order.
+    pub launches: Vec<Launch>,
+    /// Scratch memory that they use.
+    pub scratch_bytes: u64,
+}
+
+/// Element type in device memory. The kernels compute on bf16 whatever the checkpoint's type; what decides the routing stays f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    /// bfloat16.
+    Bf16,
+    /// 32-bit float.
+    F32,
+    /// 32-bit integer.
+    I32,
+}
+
+impl Element {
+    /// Bytes of one element.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Element::Bf16 => 2,
+            Element::F32 | Element::I32 => 4,
+        }
+    }
+}
+
+/// The element type that a tensor has in device memory.
+pub fn element_of(graph: &Graph, tensor: TensorId) -> Element {
+    let t = &graph.tensors[tensor];
+    if let TensorKind::Weight(w) = t.kind {
+        return if matches!(w.role, WeightRole::Router | WeightRole::CorrectionBias) { Element::F32 } else { Element::Bf16 };
+    }
+    if t.dtype == DType::I32 {
+        return Element::I32;
+    }
+    let Some(node) = t.producer.map(|n| &graph.nodes[n]) else { return Element::Bf16 };
+    match node.op {
+        Op::Linear { role: LinearRole::Router } | Op::Route { .. } => Element::F32,
+        Op::Dispatch if node.outputs.get(2) == Some(&tensor) => Element::F32,
+        // What only moves values keeps their type.
+        Op::AllGather { .. } | Op::Slice { .. } | Op::SendRecv { .. } => element_of(graph, node.inputs[0]),
+        _ => Element::Bf16,
+    }
+}

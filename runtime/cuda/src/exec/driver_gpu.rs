@@ -1,0 +1,240 @@
+//! One real GPU: driver calls through cudarc's raw layer, owned by one thread.
+#![allow(unsafe_code)]
+
+use super::compile::Cubins;
+use super::gpu::{Address, Call, Captured, Element, Gpu, GpuError, Stream};
+use crate::device::{Device, Driver};
+use crate::nccl::{Communicator, Nccl};
+use crate::search::Search;
+use cudarc::driver::{DriverError, result, sys};
+use moetwin_kernels::launch::Launch;
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Streams of a rank.
+const STREAMS: usize = 2;
+/// How often a wait looks whether it is over.
+const POLL: Duration = Duration::from_micros(20);
+
+/// A GPU with its streams, modules, memory, communicators and graphs. Neither `Send` nor shared: the rank's thread makes and drops it.
+pub(super) struct DriverGpu {
+    nccl: Option<Arc<Nccl>>,
+    streams: Vec<sys::CUstream>,
+    events: BTreeMap<u32, sys::CUevent>,
+    modules: BTreeMap<&'static str, sys::CUmodule>,
+    functions: BTreeMap<&'static str, sys::CUfunction>,
+    allocations: Vec<sys::CUdeviceptr>,
+    communicators: BTreeMap<u32, Communicator>,
+    graphs: Vec<(sys::CUgraph, sys::CUgraphExec)>,
+    // Last: everything above belongs to its context.
+    _device: Device,
+}
+
+fn failed(call: impl Into<String>) -> impl FnOnce(DriverError) -> GpuError {
+    let call = call.into();
+    move |e| GpuError::new(call, e.to_string())
+}
+
+impl DriverGpu {
+    /// Opens a GPU for the calling thread and loads the kernels.
+    pub(super) fn open(search: &Search, ordinal: usize, cubins: &Cubins, nccl: Option<Arc<Nccl>>) -> Result<Self, GpuError> {
+        let driver = Driver::open(search).map_err(|e| GpuError::new("driver", e.to_string()))?;
+        driver.device_count().map_err(|e| GpuError::new("driver", e.to_string()))?;
+        let device = driver.device(ordinal).map_err(|e| GpuError::new("device", e.to_string()))?;
+        device.bind().map_err(|e| GpuError::new("device", e.to_string()))?;
+        let mut gpu = Self {
+            nccl,
+            streams: Vec::new(),
+            events: BTreeMap::new(),
+            modules: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            allocations: Vec::new(),
+            communicators: BTreeMap::new(),
+            graphs: Vec::new(),
+            _device: device,
+        };
+        for _ in 0..STREAMS {
+            gpu.streams.push(result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed("cuStreamCreate"))?);
+        }
+        for (name, cubin) in &cubins.files {
+            // SAFETY: the image is a CUBIN that NVRTC wrote for this architecture; it outlives the call.
+            let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }.map_err(failed(format!("loading {name}")))?;
+            gpu.modules.insert(name, module);
+        }
+        Ok(gpu)
+    }
+    fn stream(&self, stream: Stream) -> Result<sys::CUstream, GpuError> {
+        self.streams.get(stream as usize).copied().ok_or_else(|| GpuError::new("stream", format!("{stream} of {STREAMS}")))
+    }
+    fn function(&mut self, launch: &Launch) -> Result<sys::CUfunction, GpuError> {
+        if let Some(&f) = self.functions.get(launch.kernel) {
+            return Ok(f);
+        }
+        let module = *self.modules.get(launch.source).ok_or_else(|| GpuError::new("module", launch.source))?;
+        let name = CString::new(launch.kernel).map_err(|e| GpuError::new("kernel name", e.to_string()))?;
+        // SAFETY: the module is loaded and stays so as long as this GPU lives.
+        let function = unsafe { result::module::get_function(module, name) }.map_err(failed(format!("kernel {}", launch.kernel)))?;
+        self.functions.insert(launch.kernel, function);
+        Ok(function)
+    }
+    fn event(&mut self, event: u32) -> Result<sys::CUevent, GpuError> {
+        if let Some(&e) = self.events.get(&event) {
+            return Ok(e);
+        }
+        let made = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(failed("cuEventCreate"))?;
+        self.events.insert(event, made);
+        Ok(made)
+    }
+}
+
+impl Gpu for DriverGpu {
+    fn allocate(&mut self, bytes: u64) -> Result<Address, GpuError> {
+        // SAFETY: plain device memory, freed on drop. Not from a pool: peers may map it.
+        let address = unsafe { result::malloc_sync(bytes.max(1) as usize) }.map_err(failed(format!("allocating {bytes} bytes")))?;
+        self.allocations.push(address);
+        Ok(address)
+    }
+    fn write(&mut self, to: Address, bytes: &[u8]) -> Result<(), GpuError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the executor sized the destination by the same ledger; the copy is synchronous.
+        unsafe { result::memcpy_htod_sync(to, bytes) }.map_err(failed("copy to device"))
+    }
+    fn read(&mut self, from: Address, bytes: &mut [u8]) -> Result<(), GpuError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the executor sized the source by the same ledger; the copy is synchronous.
+        unsafe { result::memcpy_dtoh_sync(bytes, from) }.map_err(failed("copy to host"))
+    }
+    fn fill(&mut self, stream: Stream, to: Address, byte: u8, bytes: u64) -> Result<(), GpuError> {
+        let stream = self.stream(stream)?;
+        // SAFETY: the range lies in one of this GPU's allocations.
+        unsafe { result::memset_d8_async(to, byte, bytes as usize, stream) }.map_err(failed("memset"))
+    }
+    fn copy(&mut self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), GpuError> {
+        let stream = self.stream(stream)?;
+        // SAFETY: both ranges lie in this GPU's allocations.
+        unsafe { result::memcpy_dtod_async(to, from, bytes as usize, stream) }.map_err(failed("copy on device"))
+    }
+    fn launch(&mut self, stream: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
+        let (function, stream) = (self.function(launch)?, self.stream(stream)?);
+        let mut cells = args.to_vec();
+        let mut pointers: Vec<*mut c_void> = cells.iter_mut().map(|c| std::ptr::from_mut(c).cast()).collect();
+        // SAFETY: the cells follow the kernel's parameter list (little-endian, so that smaller types read their low bytes) and are copied
+        // by the call; addresses belong to this GPU.
+        unsafe {
+            result::launch_kernel(
+                function,
+                (launch.grid.0, launch.grid.1, 1),
+                (launch.block, 1, 1),
+                launch.shared_bytes,
+                stream,
+                &mut pointers,
+            )
+        }
+        .map_err(failed(format!("launching {}", launch.kernel)))
+    }
+    fn record(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
+        let (event, stream) = (self.event(event)?, self.stream(stream)?);
+        // SAFETY: both are alive and of this context.
+        unsafe { result::event::record(event, stream) }.map_err(failed("cuEventRecord"))
+    }
+    fn wait(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
+        let (event, stream) = (self.event(event)?, self.stream(stream)?);
+        // SAFETY: both are alive and of this context.
+        unsafe { result::stream::wait_event(stream, event, sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }
+            .map_err(failed("cuStreamWaitEvent"))
+    }
+    fn connect(&mut self, communicator: u32, id: &[u8], index: u32, members: u32, deadline: Duration) -> Result<(), GpuError> {
+        let nccl = self.nccl.clone().ok_or_else(|| GpuError::new("NCCL", "not loaded, and several ranks need it"))?;
+        let made = Communicator::join(nccl, id, index, members, deadline).map_err(|e| GpuError::new("NCCL", e.to_string()))?;
+        self.communicators.insert(communicator, made);
+        Ok(())
+    }
+    fn communicate(&mut self, stream: Stream, communicator: u32, element: Element, calls: &[Call]) -> Result<(), GpuError> {
+        let stream = self.stream(stream)?;
+        let made = self
+            .communicators
+            .get(&communicator)
+            .ok_or_else(|| GpuError::new("NCCL", format!("communicator {communicator} is not connected")))?;
+        made.run(stream, element, calls).map_err(|e| GpuError::new("NCCL", e.to_string()))
+    }
+    fn begin_capture(&mut self) -> Result<(), GpuError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive and idle or ordered.
+        unsafe { result::stream::begin_capture(self.streams[0], mode) }.map_err(failed("begin capture"))
+    }
+    fn end_capture(&mut self) -> Result<Captured, GpuError> {
+        // SAFETY: a capture was begun on this stream by this thread.
+        let graph = unsafe { result::stream::end_capture(self.streams[0]) }.map_err(failed("end capture"))?;
+        // SAFETY: the graph was just captured.
+        let exec =
+            unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) }.map_err(failed("instantiating the graph"))?;
+        self.graphs.push((graph, exec));
+        Ok(Captured(self.graphs.len() - 1))
+    }
+    fn replay(&mut self, graph: Captured) -> Result<(), GpuError> {
+        let (_, exec) = self.graphs[graph.0];
+        // SAFETY: the executable graph lives until this GPU is dropped, and so does all memory it names.
+        unsafe { result::graph::launch(exec, self.streams[0]) }.map_err(failed("graph launch"))
+    }
+    fn synchronize(&mut self, deadline: Duration) -> Result<(), GpuError> {
+        let end = Instant::now() + deadline;
+        for i in 0..self.streams.len() {
+            loop {
+                // SAFETY: the stream is alive.
+                match unsafe { sys::cuStreamQuery(self.streams[i]) } {
+                    sys::CUresult::CUDA_SUCCESS => break,
+                    sys::CUresult::CUDA_ERROR_NOT_READY => {}
+                    code => return Err(GpuError::new("waiting for the GPU", DriverError(code).to_string())),
+                }
+                for c in self.communicators.values() {
+                    c.check().map_err(|e| GpuError::new("NCCL", e.to_string()))?;
+                }
+                if Instant::now() > end {
+                    return Err(GpuError::new("waiting for the GPU", format!("not finished within {deadline:?}")));
+                }
+                std::thread::sleep(POLL);
+            }
+        }
+        Ok(())
+    }
+    fn abort(&mut self) {
+        for c in self.communicators.values_mut() {
+            c.abort();
+        }
+    }
+}
+
+impl Drop for DriverGpu {
+    fn drop(&mut self) {
+        // Graphs name communicators' and arena memory, so they go first.
+        for (graph, exec) in self.graphs.drain(..) {
+            // SAFETY: made by this GPU, destroyed once.
+            unsafe {
+                result::graph::exec_destroy(exec).ok();
+                result::graph::destroy(graph).ok();
+            }
+        }
+        self.communicators.clear();
+        // SAFETY: each handle was made by this GPU and is destroyed once; errors on the way out have nobody to be told to.
+        unsafe {
+            for &event in self.events.values() {
+                result::event::destroy(event).ok();
+            }
+            for &module in self.modules.values() {
+                result::module::unload(module).ok();
+            }
+            for &address in &self.allocations {
+                result::free_sync(address).ok();
+            }
+            for &stream in &self.streams {
+                result::stream::destroy(stream).ok();
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Which communicator calls and copies carry out a collective on one rank.
+
+use super::gpu::{Address, Call, Element, GpuError};
+use moetwin_kernels::launch::{Arg, Launch, element_of};
+use moetwin_kernels::reference::collective::held_ranges;
+use moetwin_models::{Graph, Node, Op, RankId, TensorId};
+
+/// A part of a collective, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Part {
+    /// Calls of the group's communicator.
+    Calls(Element, Vec<Call>),
+    /// A copy on the device.
+    Copy { from: Address, to: Address, bytes: u64 },
+    /// A fill on the device.
+    Fill { to: Address, byte: u8, bytes: u64 },
+    /// A kernel on addresses.
+    Kernel(Launch, Vec<u64>),
+}
+
+/// Where a rank's operands, results and scratch memory are.
+pub(super) struct Places<'a> {
+    pub inputs: &'a [Address],
+    pub outputs: &'a [Address],
+    pub scratch: Address,
+}
+
+/// The parts of `node`'s collective on `rank`, member number `index` of `members`; and the scratch bytes they use.
+pub(super) fn parts(
+    graph: &Graph,
+    node: &Node,
+    rank: RankId,
+    members: &[RankId],
+    places: &Places<'_>,
+) -> Result<(Vec<Part>, u64), GpuError> {
+    let planner = Planner { graph, node, rank, members };
+    match node.op {
+        Op::AllReduce { .. } => {
+            let count = planner.elements(node.inputs[0], rank)?;
+            let call = Call::AllReduce { from: places.inputs[0], to: places.outputs[0], count };
+            Ok((vec![Part::Calls(element_of(graph, node.inputs[0]), vec![call])], 0))
+        }
+        Op::AllGather { dim: 0, .. } => planner.gather_rows(places.inputs[0], places.outputs[0]).map(|p| (vec![p], 0)),
+        Op::AllGather { .. } => planner.gather_columns(places),
+        Op::ReduceScatter { dim: 0, .. } => planner.reduce_rows(places.inputs[0], places.outputs[0]).map(|p| (vec![p], 0)),
+        Op::Dispatch => planner.dispatch(places).map(|p| (p, 0)),
+        Op::Combine => planner.combine(places).map(|p| (vec![p], 0)),
+        Op::Slice { dim, .. } => planner.slice(dim, places).map(|p| (p, 0)),
+        _ => Err(GpuError::new(node.op.name(), "has no CUDA form for this dimension")),
+    }
+}
+
+struct Planner<'a> {
+    graph: &'a Graph,
+    node: &'a Node,
+    rank: RankId,
+    members: &'a [RankId],
+}
+
+fn split(e: impl ToString) -> GpuError {
+    GpuError::new("cutting a tensor", e.to_string())
+}
+
+impl Planner<'_> {
+    fn elements(&self, tensor: TensorId, rank: RankId) -> Result<u64, GpuError> {
+        Ok(self.graph.local_sizes(tensor, rank).map_err(split)?.iter().product())
+    }
+    fn width(&self, tensor: TensorId, rank: RankId) -> Result<u64, GpuError> {
+        Ok(self.graph.local_sizes(tensor, rank).map_err(split)?.iter().skip(1).product())
+    }
+    /// Every member's rows go to their place on every member.
+    fn gather_rows(&self, from: Address, to: Address) -> Result<Part, GpuError> {
+        let (input, output) = (self.node.inputs[0], self.node.outputs[0]);
+        let element = element_of(self.graph, input);
+        let width = self.width(output, self.rank)?;
+        let mut calls = Vec::new();
+        for (root, &m) in (0u32..).zip(self.members) {
+            for r in held_ranges(self.graph, output, input, 0, m).map_err(split)? {
+                let (start, count) = (r.start as u64 * width, (r.end - r.start) as u64 * width);
+                if count > 0 {
+                    calls.push(Call::Broadcast { from, to: to + start * element.bytes(), count, root });
+                }
+            }
+        }
+        Ok(Part::Calls(element, calls))
+    }
+    /// Members' columns arrive one member after the other in scratch memory and are then laid side by side.
+    fn gather_columns(&self, places: &Places<'_>) -> Result<(Vec<Part>, u64), GpuError> {
+        let (input, output) = (self.node.inputs[0], self.node.outputs[0]);
+        let element = element_of(self.graph, input);
+        let rows = self.graph.local_sizes(output, self.rank).map_err(split)?[0];
+        let whole = self.width(output, self.rank)?;
+        let (mut calls, mut copies, mut offset) = (Vec::new(), Vec::new(), 0);
+        for (root, &m) in (0u32..).zip(self.members) {
+            let part = self.width(input, m)?;
+            let at = places.scratch + offset * element.bytes();
+            if rows * part > 0 {
+                calls.push(Call::Broadcast { from: places.inputs[0], to: at, count: rows * part, root });
+                let mut column = 0;
+                for r in held_ranges(self.graph, output, input, 1, m).map_err(split)? {
+                    copies.push(copy_columns(at, places.outputs[0], rows, part, whole, column, r.start as u64, (r.end - r.start) as u64)?);
+                    column += (r.end - r.start) as u64;
+                }
+            }
+            offset += rows * part;
+        }
+        let mut parts = vec![Part::Calls(element, calls)];
+        parts.extend(copies);
+        Ok((parts, offset * element.bytes()))
+    }
+    /// The sum of every member's rows goes to the member that keeps them.
+    fn reduce_rows(&self, from: Address, to: Address) -> Result<Part, GpuError> {
+        let (input, output) = (self.node.inputs[0], self.node.outputs[0]);
+        let element = element_of(self.graph, input);
+        let width = self.width(input, self.rank)?;
+        let mut calls = Vec::new();
+        for (root, &m) in (0u32..).zip(self.members) {
+            for r in held_ranges(self.graph, input, output, 0, m).map_err(split)? {
+                let (start, count) = (r.start as u64 * width, (r.end - r.start) as u64 * width);
+                if count > 0 {
+                    calls.push(Call::Reduce { from: from + start * element.bytes(), to, count, root });
+                }
+            }
+        }
+        Ok(Part::Calls(element, calls))
+    }
+    /// Every member's rows go to its slots on every member; slots beyond its rows have no expert. A row none of whose experts a member
+    /// holds costs a transfer and no arithmetic: its ids are others'.
+    fn dispatch(&self, places: &Places<'_>) -> Result<Vec<Part>, GpuError> {
+        let mut parts = Vec::new();
+        for (i, (&input, &output)) in self.node.inputs.iter().zip(&self.node.outputs).enumerate() {
+            let element = element_of(self.graph, input);
+            let sizes = self.graph.local_sizes(output, self.rank).map_err(split)?;
+            let (slots, width) = (sizes[0] / self.members.len() as u64, sizes.iter().skip(1).product::<u64>());
+            let byte = if element == Element::I32 { 0xff } else { 0 };
+            parts.push(Part::Fill { to: places.outputs[i], byte, bytes: sizes.iter().product::<u64>() * element.bytes() });
+            let mut calls = Vec::new();
+            for (root, &m) in (0u32..).zip(self.members) {
+                let count = self.elements(input, m)?;
+                if count > 0 {
+                    let start = u64::from(root) * slots * width * element.bytes();
+                    calls.push(Call::Broadcast { from: places.inputs[i], to: places.outputs[i] + start, count, root });
+                }
+            }
+            parts.push(Part::Calls(element, calls));
+        }
+        Ok(parts)
+    }
+    fn combine(&self, places: &Places<'_>) -> Result<Part, GpuError> {
+        let (input, output) = (self.node.inputs[0], self.node.outputs[0]);
+        let element = element_of(self.graph, input);
+        let sizes = self.graph.local_sizes(input, self.rank).map_err(split)?;
+        let (slots, width) = (sizes[0] / self.members.len() as u64, sizes.iter().skip(1).product::<u64>());
+        let mut calls = Vec::new();
+        for (root, &m) in (0u32..).zip(self.members) {
+            let count = self.elements(output, m)?;
+            if count > 0 {
+                calls.push(Call::Reduce {
+                    from: places.inputs[0] + u64::from(root) * slots * width * element.bytes(),
+                    to: places.outputs[0],
+                    count,
+                    root,
+                });
+            }
+        }
+        Ok(Part::Calls(element, calls))
+    }
+    fn slice(&self, dim: u8, places: &Places<'_>) -> Result<Vec<Part>, GpuError> {
+        let (input, output) = (self.node.inputs[0], self.node.outputs[0]);
+        let element = element_of(self.graph, input);
+        let ranges = held_ranges(self.graph, input, output, dim, self.rank).map_err(split)?;
+        let (from_width, to_width) = (self.width(input, self.rank)?, self.width(output, self.rank)?);
+        let rows = self.graph.local_sizes(output, self.rank).map_err(split)?[0];
+        let mut parts = Vec::new();
+        let mut at = 0;
+        for r in ranges {
+            let (start, n) = (r.start as u64, (r.end - r.start) as u64);
+            if n == 0 || rows == 0 {
+                continue;
+            }
+            parts.push(match dim {
+                0 => Part::Copy {
+                    from: places.inputs[0] + start * from_width * element.bytes(),
+                    to: places.outputs[0] + at * from_width * element.bytes(),
+                    bytes: n * from_width * element.bytes(),
+                },
+                _ => copy_columns(places.inputs[0], places.outputs[0], rows, from_width, to_width, start, at, n)?,
+            });
+            at += n;
+        }
+        Ok(parts)
+    }
+}
+
+/// Columns of bf16 matrices.
+#[expect(clippy::too_many_arguments, reason = "two matrices and a window, as the kernel takes them")]
+fn copy_columns(
+    from: Address,
+    to: Address,
+    rows: u64,
+    from_width: u64,
+    to_width: u64,
+    from_column: u64,
+    to_column: u64,
+    width: u64,
+) -> Result<Part, GpuError> {
+    let int = |v: u64| u32::try_from(v).map(u64::from).map_err(|e| GpuError::new("copy_columns", e.to_string()));
+    let grid = (u32::try_from(rows).map_err(|e| GpuError::new("copy_columns", e.to_string()))?, 1);
+    let args = vec![Arg::Input(0), Arg::Output(0)];
+    let launch = Launch { source: "exchange.cu", kernel: "copy_columns", grid, block: 256, shared_bytes: 0, args };
+    Ok(Part::Kernel(launch, vec![from, to, int(from_width)?, int(to_width)?, int(from_column)?, int(to_column)?, int(width)?]))
+}

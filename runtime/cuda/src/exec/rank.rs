@@ -1,0 +1,363 @@
+//! One rank: its memory, its programs, and carrying out their commands on its GPU.
+
+use super::exchange::{Part, Places, parts};
+use super::gpu::{Address, Call, Captured, Gpu, GpuError};
+use moetwin_kernels::launch::{Arg, Element, Launches, Table, element_of, launches};
+use moetwin_models::{IdVec, RankId, TensorKind, WeightRef};
+use moetwin_runtime::reference::{StepInputs, first_token_of_replica, positions};
+use moetwin_runtime::{Action, BufferId, Command, Place, Program};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes of a `SequenceRows` in common.cuh.
+const SEQUENCE_BYTES: usize = 16;
+/// Streams with scratch memory of their own.
+const STREAMS: usize = 2;
+
+/// A rank and its GPU.
+pub(super) struct Rank<G> {
+    gpu: G,
+    rank: RankId,
+    capacity: u32,
+    deadline: Duration,
+    weights: BTreeMap<WeightRef, Address>,
+    caches: BTreeMap<u16, Address>,
+    tables: Vec<(Table, Address)>,
+    programs: Vec<Loaded>,
+}
+
+/// A communicator that a rank is to join.
+#[derive(Clone, Debug)]
+pub(super) struct Membership {
+    pub number: u32,
+    pub id: Vec<u8>,
+    pub index: u32,
+    pub members: u32,
+}
+
+/// A program with everything resolved to addresses.
+struct Loaded {
+    program: Arc<Program>,
+    /// Communicator numbers by group, and of all ranks for pipeline sends.
+    communicators: Arc<Communicators>,
+    addresses: IdVec<BufferId, Address>,
+    scratch: [Address; STREAMS],
+    sequences: Address,
+    replica_sequences: Address,
+    capture: bool,
+    captured: Option<Captured>,
+    warm: bool,
+}
+
+/// Numbers of the communicators that a program uses.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Communicators {
+    pub groups: Vec<u32>,
+    pub world: u32,
+}
+
+/// The rank's part of a named result.
+#[derive(Clone, Debug)]
+pub(super) struct PartOfResult {
+    pub buffer: BufferId,
+    pub sizes: Vec<usize>,
+    pub element: Element,
+    pub bytes: Vec<u8>,
+}
+
+impl<G: Gpu> Rank<G> {
+    pub(super) fn new(gpu: G, rank: RankId, capacity: u32, deadline: Duration) -> Self {
+        Self { gpu, rank, capacity, deadline, weights: BTreeMap::new(), caches: BTreeMap::new(), tables: Vec::new(), programs: Vec::new() }
+    }
+    pub(super) fn abort(&mut self) {
+        self.gpu.abort();
+    }
+    pub(super) fn connect(&mut self, memberships: &[Membership]) -> Result<(), GpuError> {
+        memberships.iter().try_for_each(|m| self.gpu.connect(m.number, &m.id, m.index, m.members, self.deadline))
+    }
+    /// Copies a weight into device memory.
+    pub(super) fn load(&mut self, weight: WeightRef, bytes: &[u8]) -> Result<(), GpuError> {
+        let address = self.gpu.allocate(bytes.len() as u64)?;
+        self.gpu.write(address, bytes)?;
+        self.weights.insert(weight, address);
+        Ok(())
+    }
+    /// Resolves a program; its weights are loaded.
+    pub(super) fn add(&mut self, program: Arc<Program>, communicators: Arc<Communicators>, capture: bool) -> Result<(), GpuError> {
+        let rp = &program.ranks[self.rank];
+        let arena = self.gpu.allocate(rp.arena_bytes)?;
+        let graph = &program.graph;
+        let mut addresses = IdVec::new();
+        for (_, buffer) in rp.buffers.iter() {
+            let kind = &graph.tensors[buffer.tensor].kind;
+            addresses.push(match (buffer.place, kind) {
+                (Place::Arena { offset }, _) => arena + offset,
+                (Place::Weight, TensorKind::Weight(w)) => *self
+                    .weights
+                    .get(w)
+                    .ok_or_else(|| GpuError::new("weights", format!("{} is not loaded", graph.tensors[buffer.tensor].name)))?,
+                (Place::KvPool, TensorKind::Cache { layer }) => {
+                    let rows = graph.deployment.attention_sequences(&graph.step, self.rank).len() as u64 * u64::from(self.capacity);
+                    let bytes = rows * buffer.sizes[1..].iter().product::<u64>() * element_of(graph, buffer.tensor).bytes();
+                    match self.caches.get(layer) {
+                        Some(&a) => a,
+                        None => {
+                            let a = self.gpu.allocate(bytes)?;
+                            self.caches.insert(*layer, a);
+                            a
+                        }
+                    }
+                }
+                _ => self.gpu.allocate(buffer.sizes.iter().product::<u64>() * 4)?,
+            });
+        }
+        let count = graph.step.sequences.len() as u64;
+        let sequences = self.gpu.allocate(count * SEQUENCE_BYTES as u64)?;
+        let replica_sequences = self.gpu.allocate(count * SEQUENCE_BYTES as u64)?;
+        let mut loaded = Loaded {
+            program: Arc::clone(&program),
+            communicators,
+            addresses,
+            scratch: [0; STREAMS],
+            sequences,
+            replica_sequences,
+            capture,
+            captured: None,
+            warm: false,
+        };
+        for (stream, bytes) in scratch_bytes(&loaded, self.rank)?.into_iter().enumerate() {
+            loaded.scratch[stream] = self.gpu.allocate(bytes)?;
+        }
+        // Tables are made before any capture: captured code may not allocate.
+        for command in &rp.commands {
+            if command.action == Action::Compute {
+                let plan = launches(graph, command.id.node, self.rank);
+                for arg in plan.iter().flat_map(|p| &p.launches).flat_map(|l| &l.args) {
+                    if let Arg::Table(table) = arg {
+                        self.table(table)?;
+                    }
+                }
+            }
+        }
+        self.programs.push(loaded);
+        Ok(())
+    }
+    /// Runs one step. The first run is eager, which also warms up the communicators; later ones replay where the program is captured.
+    pub(super) fn run(&mut self, key: usize, inputs: &StepInputs) -> Result<Vec<PartOfResult>, GpuError> {
+        let mut loaded = self.programs.swap_remove(key);
+        let result = self.run_loaded(&mut loaded, inputs);
+        self.programs.push(loaded);
+        let last = self.programs.len() - 1;
+        self.programs.swap(key, last);
+        result
+    }
+
+    fn run_loaded(&mut self, loaded: &mut Loaded, inputs: &StepInputs) -> Result<Vec<PartOfResult>, GpuError> {
+        self.write_inputs(loaded, inputs)?;
+        match loaded.captured {
+            Some(graph) => self.gpu.replay(graph)?,
+            None if loaded.capture && loaded.warm => {
+                self.gpu.begin_capture()?;
+                self.issue(loaded)?;
+                let graph = self.gpu.end_capture()?;
+                loaded.captured = Some(graph);
+                self.gpu.replay(graph)?;
+            }
+            None => self.issue(loaded)?,
+        }
+        self.gpu.synchronize(self.deadline)?;
+        loaded.warm = true;
+        self.results(loaded)
+    }
+
+    fn write_inputs(&mut self, loaded: &Loaded, inputs: &StepInputs) -> Result<(), GpuError> {
+        let graph = &loaded.program.graph;
+        let first = first_token_of_replica(graph, self.rank);
+        let all_positions = positions(&inputs.sequences);
+        for (id, buffer) in loaded.program.ranks[self.rank].buffers.iter() {
+            let batch = match graph.tensors[buffer.tensor].kind {
+                TensorKind::TokenIds => &inputs.token_ids,
+                TensorKind::Positions => &all_positions,
+                _ => continue,
+            };
+            let rows = graph.local_shape(buffer.tensor, self.rank).map_err(|e| GpuError::new("inputs", e.to_string()))?[0].clone();
+            self.gpu.write(loaded.addresses[id], &int_bytes(&batch[first + rows.start as usize..first + rows.end as usize]))?;
+        }
+        let d = &graph.deployment;
+        let own = d.attention_sequences(&graph.step, self.rank);
+        let replica = d.replica_sequences(&graph.step, self.rank);
+        for (address, range) in [(loaded.sequences, own.clone()), (loaded.replica_sequences, replica)] {
+            let mut row = 0;
+            let mut table = Vec::new();
+            for i in range {
+                let s = inputs.sequences[i];
+                let cache_start = i.saturating_sub(own.start) as u32 * self.capacity;
+                table.extend([row, s.new, s.past, cache_start].map(|v| v as i32));
+                row += s.new;
+            }
+            self.gpu.write(address, &int_bytes(&table))?;
+        }
+        Ok(())
+    }
+
+    fn issue(&mut self, loaded: &Loaded) -> Result<(), GpuError> {
+        let program = Arc::clone(&loaded.program);
+        for command in &program.ranks[self.rank].commands {
+            for event in &command.waits {
+                self.gpu.wait(command.stream.0, event.0)?;
+            }
+            self.command(loaded, command).map_err(|e| {
+                let name = program.graph.nodes[command.id.node].outputs.first().map_or("", |t| program.graph.tensors[*t].name.as_str());
+                GpuError::new(format!("{} ({name}): {}", command.id, e.call), e.what)
+            })?;
+            if let Some(event) = command.records {
+                self.gpu.record(command.stream.0, event.0)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn command(&mut self, loaded: &Loaded, command: &Command) -> Result<(), GpuError> {
+        let graph = &loaded.program.graph;
+        let node = &graph.nodes[command.id.node];
+        let stream = command.stream.0;
+        let inputs: Vec<Address> = command.reads.iter().map(|b| loaded.addresses[*b]).collect();
+        let outputs: Vec<Address> = command.writes.iter().map(|b| loaded.addresses[*b]).collect();
+        let places = Places { inputs: &inputs, outputs: &outputs, scratch: loaded.scratch[stream as usize] };
+        match command.action {
+            Action::Compute if matches!(node.op, moetwin_models::Op::Slice { .. }) => {
+                let (list, _) = parts(graph, node, self.rank, &[], &places)?;
+                self.carry_out(stream, 0, list)
+            }
+            Action::Compute => {
+                let plan = launches(graph, command.id.node, self.rank).map_err(|e| GpuError::new("launch", e.to_string()))?;
+                self.launch_all(loaded, stream, &plan, &places, node_is_local(graph, node))
+            }
+            Action::Collective { group, .. } => {
+                let members = &loaded.program.groups[group].ranks;
+                let (list, _) = parts(graph, node, self.rank, members, &places)?;
+                self.carry_out(stream, loaded.communicators.groups[group.0 as usize], list)
+            }
+            Action::Send { to } => {
+                let count =
+                    graph.local_sizes(node.inputs[0], self.rank).map_err(|e| GpuError::new("send", e.to_string()))?.iter().product();
+                let call = Call::Send { from: inputs[0], count, peer: to.0 };
+                self.gpu.communicate(stream, loaded.communicators.world, element_of(graph, node.inputs[0]), &[call])
+            }
+            Action::Receive { from } => {
+                let count =
+                    graph.local_sizes(node.outputs[0], self.rank).map_err(|e| GpuError::new("receive", e.to_string()))?.iter().product();
+                let call = Call::Receive { to: outputs[0], count, peer: from.0 };
+                self.gpu.communicate(stream, loaded.communicators.world, element_of(graph, node.inputs[0]), &[call])
+            }
+        }
+    }
+
+    fn carry_out(&mut self, stream: u32, communicator: u32, list: Vec<Part>) -> Result<(), GpuError> {
+        for part in list {
+            match part {
+                Part::Calls(_, calls) if calls.is_empty() => {}
+                Part::Calls(element, calls) => self.gpu.communicate(stream, communicator, element, &calls)?,
+                Part::Copy { from, to, bytes } => self.gpu.copy(stream, from, to, bytes)?,
+                Part::Fill { to, byte, bytes } => self.gpu.fill(stream, to, byte, bytes)?,
+                Part::Kernel(launch, args) => self.gpu.launch(stream, &launch, &args)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn launch_all(
+        &mut self,
+        loaded: &Loaded,
+        stream: u32,
+        plan: &Launches,
+        places: &Places<'_>,
+        own_sequences: bool,
+    ) -> Result<(), GpuError> {
+        for launch in &plan.launches {
+            let mut cells = Vec::with_capacity(launch.args.len());
+            for arg in &launch.args {
+                cells.push(match arg {
+                    Arg::Input(i) => places.inputs[*i],
+                    Arg::Output(i) => places.outputs[*i],
+                    Arg::Scratch { offset } => places.scratch + offset,
+                    Arg::Table(table) => self.table(table)?,
+                    Arg::Sequences => {
+                        if own_sequences {
+                            loaded.sequences
+                        } else {
+                            loaded.replica_sequences
+                        }
+                    }
+                    Arg::Null => 0,
+                    Arg::I32(v) => u64::from(*v as u32),
+                    Arg::U64(v) => *v,
+                    Arg::F32(v) => u64::from(v.to_bits()),
+                });
+            }
+            self.gpu.launch(stream, launch, &cells)?;
+        }
+        Ok(())
+    }
+
+    fn table(&mut self, table: &Table) -> Result<Address, GpuError> {
+        if let Some((_, address)) = self.tables.iter().find(|(t, _)| t == table) {
+            return Ok(*address);
+        }
+        let bytes = match table {
+            Table::F64(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Table::I32(v) => int_bytes(v),
+        };
+        let address = self.gpu.allocate(bytes.len() as u64)?;
+        self.gpu.write(address, &bytes)?;
+        self.tables.push((table.clone(), address));
+        Ok(address)
+    }
+
+    fn results(&mut self, loaded: &Loaded) -> Result<Vec<PartOfResult>, GpuError> {
+        let program = &loaded.program;
+        let mut results = Vec::new();
+        for (_, tensor) in &program.graph.outputs {
+            let Some((buffer, b)) = program.ranks[self.rank].buffers.iter().find(|(_, b)| b.tensor == *tensor) else { continue };
+            let element = element_of(&program.graph, *tensor);
+            let mut bytes = vec![0; (b.sizes.iter().product::<u64>() * element.bytes()) as usize];
+            self.gpu.read(loaded.addresses[buffer], &mut bytes)?;
+            results.push(PartOfResult { buffer, sizes: b.sizes.iter().map(|&n| n as usize).collect(), element, bytes });
+        }
+        Ok(results)
+    }
+}
+
+/// Whether an op's sequences are the rank's own rather than its replica's.
+fn node_is_local(graph: &moetwin_models::Graph, node: &moetwin_models::Node) -> bool {
+    let cut = |t: &moetwin_models::TensorId| graph.tensors[*t].layout.get(moetwin_models::Axis::AttnDp).is_some();
+    graph.deployment.dp_attention == 1 || node.inputs.iter().any(cut)
+}
+
+/// Scratch memory that the commands of each stream need at most.
+fn scratch_bytes(loaded: &Loaded, rank: RankId) -> Result<[u64; STREAMS], GpuError> {
+    let graph = &loaded.program.graph;
+    let mut most = [0; STREAMS];
+    for command in &loaded.program.ranks[rank].commands {
+        let node = &graph.nodes[command.id.node];
+        let bytes = match command.action {
+            Action::Compute if !matches!(node.op, moetwin_models::Op::Slice { .. }) => {
+                launches(graph, command.id.node, rank).map_err(|e| GpuError::new("launch", e.to_string()))?.scratch_bytes
+            }
+            Action::Collective { group, .. } => {
+                let zero: Vec<Address> = vec![0; node.inputs.len().max(node.outputs.len())];
+                let places = Places { inputs: &zero, outputs: &zero, scratch: 0 };
+                parts(graph, node, rank, &loaded.program.groups[group].ranks, &places)?.1
+            }
+            _ => 0,
+        };
+        let stream = command.stream.0 as usize;
+        most[stream] = most[stream].max(bytes);
+    }
+    Ok(most)
+}
+
+fn int_bytes(values: &[i32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}

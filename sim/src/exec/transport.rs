@@ -1,0 +1,37 @@
+//! How the executor asks what an exchange takes; the machine's collective model answers.
+
+use crate::cost::Provenance;
+use crate::time::{Duration, Time};
+use moetwin_models::Op;
+
+/// An exchange whose members have all arrived.
+#[derive(Clone, Debug)]
+pub struct Exchange<'a> {
+    /// The collective, or [`Op::SendRecv`] with the sender first.
+    pub op: &'a Op,
+    /// GPUs of the members by ordinal, in group order.
+    pub gpus: &'a [usize],
+    /// When each arrived.
+    pub arrivals: &'a [Time],
+    /// Bytes of the message: the tensor as one rank holds it before a reduce or after a gather.
+    pub message_bytes: u64,
+}
+
+/// What an exchange takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// When each member is done, in group order.
+    pub ends: Vec<Time>,
+    /// Part of it that is bytes over link rates.
+    pub link: Duration,
+    /// How it was carried out.
+    pub how: String,
+    /// Where the figure comes from.
+    pub provenance: Provenance,
+}
+
+/// What moves data between GPUs.
+pub trait Transport {
+    /// When each member of an exchange is done. Errors say why it cannot be carried out.
+    fn carry(&mut self, exchange: &Exchange<'_>) -> Result<Outcome, String>;
+}

@@ -1,0 +1,49 @@
+//! `moetwin sim`.
+
+use crate::args::DeploymentArgs;
+use crate::error::{Failure, Outcome};
+use crate::output::{self, NewFile};
+use crate::prediction::Prediction;
+use crate::report::{sim_json, sim_text};
+use crate::scenario::Scenario;
+use clap::Args;
+use moetwin::sim::trace::chrome_trace;
+use std::path::PathBuf;
+
+/// Arguments of `moetwin sim`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  moetwin sim
+  moetwin sim --batch 8 --context 16384
+  moetwin sim --machine 8x-h200-sxm --model deepseek-v3 --dp-attention 8 --ep 8 --batch 64
+  moetwin sim --graphs off --p2p off --json
+  moetwin sim --phase verify:3 --trace trace.json
+
+Without arguments: Kimi-K2.5 with INT4 experts on 8x RTX PRO 6000 (Server) over PCIe, TP8, one stream at 1024 tokens of context.
+Exit code 1 means the answer is no: it would not start, or what was asked for does not fit.")]
+pub(crate) struct SimArgs {
+    #[command(flatten)]
+    deployment: DeploymentArgs,
+    /// Write a Chrome trace-event file, which ui.perfetto.dev opens
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+}
+
+/// Predicts and prints.
+pub(crate) fn run(args: &SimArgs) -> Result<Outcome, Failure> {
+    let trace_file = args.trace.as_deref().map(|path| NewFile::plan("--trace", path)).transpose()?;
+    let prediction = Prediction::of(Scenario::new(&args.deployment)?)?;
+    if let Some(file) = trace_file {
+        match &prediction.served {
+            Some(served) => file.commit(chrome_trace(&served.program, &served.trace).as_bytes())?,
+            None => output::note("note: --trace: no step was simulated, so no trace is written"),
+        }
+    }
+    if args.deployment.json {
+        output::answer_json(&sim_json::json(&prediction)?)?;
+    } else {
+        output::answer(&sim_text::text(&prediction))?;
+    }
+    Ok(if prediction.is_yes() { Outcome::Yes } else { Outcome::No })
+}

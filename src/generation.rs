@@ -1,0 +1,170 @@
+//! Prompts in, tokens out: a session driven pass by pass, with a clock beside it.
+
+use crate::error::{Failure, InputError};
+use crate::output;
+use crate::scenario::plan_failure;
+use moetwin::cuda::exec::{CudaExecutor, CudaOptions};
+use moetwin::kernels::reference::Data;
+use moetwin::models::{Deployment, ModelSpec};
+use moetwin::runtime::Executor;
+use moetwin::runtime::reference::{NamedValue, Order, ReferenceExecutor};
+use moetwin::runtime::session::{Session, SessionError, SessionOptions, StepOutput};
+use moetwin::runtime::text::{Sampler, TextModel};
+use moetwin::runtime::weights::{OutTensor, WeightSource, write_to};
+use std::time::{Duration, Instant};
+
+/// Longest wait for GPUs: loading a communicator or running a step on them takes seconds at most.
+const DEVICE_DEADLINE: Duration = Duration::from_secs(60);
+
+/// What is to be generated.
+pub(crate) struct Job<'a> {
+    /// The model.
+    pub(crate) spec: &'a ModelSpec,
+    /// Its weights.
+    pub(crate) weights: &'a dyn WeightSource,
+    /// How it is split.
+    pub(crate) deployment: Deployment,
+    /// Prompts, none empty.
+    pub(crate) prompts: &'a [Vec<i32>],
+    /// New tokens per sequence, at least one.
+    pub(crate) max_tokens: u32,
+    /// How tokens are chosen.
+    pub(crate) sampler: Sampler,
+    /// Seed of the order of commands; 0 is launch order.
+    pub(crate) order_seed: u64,
+    /// Tokens that end a sequence; the run ends once every sequence has one.
+    pub(crate) stop: &'a [u32],
+    /// Whether the values of the prompts are kept.
+    pub(crate) dump: bool,
+}
+
+/// What was generated.
+pub(crate) struct Generated {
+    /// New tokens by sequence.
+    pub(crate) tokens: Vec<Vec<u32>>,
+    /// Exchanges that a pass issues, pipeline sends included.
+    pub(crate) collectives: u64,
+    /// The values of the prompts as a safetensors file.
+    pub(crate) dump: Vec<u8>,
+    /// Time of each decode pass.
+    passes: Vec<Duration>,
+}
+
+impl Generated {
+    /// Median and 99th percentile of the decode passes, milliseconds.
+    pub(crate) fn step_quantiles_ms(&self) -> Option<(f64, f64)> {
+        let mut sorted = self.passes.clone();
+        sorted.sort();
+        let at = |quantile: f64| {
+            let index = (quantile * sorted.len() as f64).ceil() as usize;
+            sorted.get(index.max(1) - 1).map(|d| d.as_secs_f64() * 1e3)
+        };
+        Some((at(0.5)?, at(0.99)?))
+    }
+    /// New tokens a second over the decode passes, summed over sequences.
+    pub(crate) fn tokens_per_s(&self) -> Option<f64> {
+        let seconds = self.passes.iter().sum::<Duration>().as_secs_f64();
+        let tokens = (self.tokens.len() * self.passes.len()) as f64;
+        (seconds > 0.0).then(|| tokens / seconds)
+    }
+}
+
+/// The CPU reference with room for `capacity` tokens a sequence.
+pub(crate) fn reference(job: &Job<'_>, capacity: u32) -> ReferenceExecutor<f32> {
+    let order = if job.order_seed == 0 { Order::Launch } else { Order::Seeded(job.order_seed) };
+    ReferenceExecutor::new(job.deployment.ranks(), capacity, order)
+}
+
+/// GPUs with room for `capacity` tokens a sequence.
+pub(crate) fn gpus(job: &Job<'_>, capacity: u32, graphs: bool) -> Result<CudaExecutor, Failure> {
+    let options = CudaOptions { capacity, deadline: DEVICE_DEADLINE, graphs };
+    CudaExecutor::open(job.deployment.ranks(), options).map_err(|e| Failure::Running(e.to_string()))
+}
+
+/// Runs the job on the executor that `open` makes for a number of tokens a sequence; with `stream`, the first sequence's text is printed as
+/// it comes.
+pub(crate) fn generate<E: Executor<Number = f32>>(
+    job: &Job<'_>,
+    open: impl FnOnce(u32) -> Result<E, Failure>,
+    stream: Option<&TextModel>,
+) -> Result<Generated, Failure> {
+    let longest = job.prompts.iter().map(Vec::len).max().unwrap_or(0);
+    let capacity = u32::try_from(longest).ok().and_then(|n| n.checked_add(job.max_tokens));
+    let capacity = capacity.ok_or_else(|| Failure::from(InputError::new("--max-tokens", "the sequences would be too long")))?;
+    let executor = open(capacity)?;
+    let options = SessionOptions { deployment: job.deployment.clone(), lower: Default::default(), dump: job.dump };
+    let mut session = Session::new(job.spec, job.weights, executor, options, capacity);
+    let failed = |e: SessionError| session_failure(e, &job.deployment);
+
+    let prefill = session.prefill(job.prompts).map_err(failed)?;
+    let rows: Vec<u32> = job.prompts.iter().map(|p| if job.dump { p.len() as u32 } else { 1 }).collect();
+    let dump = if job.dump { dump(prefill.values.as_slice())? } else { Vec::new() };
+    let mut text = stream.map(TextModel::stream);
+    let mut print = |token: u32| -> Result<(), Failure> {
+        match text.as_mut().map(|t| t.push(token)) {
+            Some(Ok(piece)) => output::piece(&piece),
+            Some(Err(e)) => Err(Failure::Running(e.to_string())),
+            None => Ok(()),
+        }
+    };
+    let mut next = choose(job, &prefill, &rows, 0)?;
+    let mut tokens: Vec<Vec<u32>> = next.iter().map(|t| vec![*t]).collect();
+    print(next[0])?;
+    let mut passes = Vec::new();
+    let one_row = vec![1; job.prompts.len()];
+    let ended = |tokens: &[Vec<u32>]| tokens.iter().all(|list| list.iter().any(|t| job.stop.contains(t)));
+    for position in 1..job.max_tokens {
+        if ended(&tokens) {
+            break;
+        }
+        let begin = Instant::now();
+        let inputs: Vec<i32> = next.iter().map(|t| i32::try_from(*t).unwrap_or(i32::MAX)).collect();
+        let out = session.decode(&inputs).map_err(failed)?;
+        next = choose(job, &out, &one_row, position)?;
+        passes.push(begin.elapsed());
+        tokens.iter_mut().zip(&next).for_each(|(list, t)| list.push(*t));
+        print(next[0])?;
+    }
+    if let Some(text) = text {
+        output::piece(&text.finish().map_err(|e| Failure::Running(e.to_string()))?)?;
+    }
+    Ok(Generated { tokens, collectives: session.collectives(), dump, passes })
+}
+
+/// The next token of every sequence.
+fn choose(job: &Job<'_>, out: &StepOutput<f32>, rows: &[u32], position: u32) -> Result<Vec<u32>, Failure> {
+    let logits = out.last_logits(rows);
+    let choice = |(sequence, row): (usize, &Vec<f32>)| job.sampler.next(row, sequence as u64, u64::from(position));
+    let next: Result<Vec<u32>, _> = logits.iter().enumerate().map(choice).collect();
+    match next {
+        Ok(next) if next.len() == job.prompts.len() => Ok(next),
+        Ok(next) => {
+            Err(Failure::Running(format!("{} rows of logits for {} sequences, a defect of moetwin", next.len(), job.prompts.len())))
+        }
+        Err(e) => Err(Failure::Running(e.to_string())),
+    }
+}
+
+/// Named results as a safetensors file; the chosen ids are the caller's to print.
+fn dump(values: &[NamedValue<f32>]) -> Result<Vec<u8>, Failure> {
+    let tensor = |v: &NamedValue<f32>| {
+        let shape = v.value.sizes.iter().map(|s| *s as u64).collect();
+        match &v.value.data {
+            Data::Real(data) => OutTensor::f32(v.name.clone(), shape, data.clone()),
+            Data::Int(data) => OutTensor::i32(v.name.clone(), shape, data.clone()),
+        }
+    };
+    let tensors: Vec<OutTensor> = values.iter().filter(|v| v.name != "next_ids").map(tensor).collect();
+    let mut bytes = Vec::new();
+    write_to(&mut bytes, &tensors).map_err(|e| Failure::Running(format!("--dump: {e}")))?;
+    Ok(bytes)
+}
+
+fn session_failure(e: SessionError, deployment: &Deployment) -> Failure {
+    match e {
+        SessionError::Plan(e) => plan_failure(&e, deployment),
+        SessionError::Split(e) => InputError::new("--tp", e.to_string()).into(),
+        SessionError::Prompts(e) => InputError::new("prompts", e).into(),
+        SessionError::Execute(_) | SessionError::Program(_) | SessionError::Start(_) => Failure::Running(e.to_string()),
+    }
+}

@@ -1,0 +1,165 @@
+//! The answer to `moetwin sim`: the library's functions called one after the other, and what they said.
+
+use crate::error::{Failure, InputError};
+use crate::scenario::Scenario;
+use moetwin::kernels::routing::SampledRouting;
+use moetwin::models::{RankId, Sequence, Step};
+use moetwin::runtime::Program;
+use moetwin::runtime::init::{CheckedPlan, InitPlan, NativeInputs};
+use moetwin::runtime::ledger::{Ledger, LedgerOptions, OutOfMemory, RankLedger, ledger};
+use moetwin::sim::breakdown::Breakdown;
+use moetwin::sim::collective::nccl_graph;
+use moetwin::sim::exec::{SimTrace, simulate};
+use moetwin::sim::explore::{DEFAULT_MAX_STATES, explore};
+use moetwin::sim::network::Network;
+
+/// Everything that is predicted of a scenario.
+pub(crate) struct Prediction {
+    /// What was asked.
+    pub(crate) scenario: Scenario,
+    /// Whether it starts.
+    pub(crate) start: Start,
+    /// Memory of the batch that was asked for.
+    pub(crate) ledger: Ledger,
+    /// Memory of the smallest GPU in use.
+    pub(crate) capacity_bytes: u64,
+    /// Where memory runs out with the batch that was asked for.
+    pub(crate) out_of_memory: Option<OutOfMemory>,
+    /// The step that is served; none where not even one sequence fits.
+    pub(crate) served: Option<Served>,
+}
+
+/// What the search of the start-up says.
+pub(crate) struct Start {
+    /// States visited.
+    pub(crate) states: u64,
+    /// How it goes wrong, if it can.
+    pub(crate) story: Option<String>,
+}
+
+/// A simulated step.
+pub(crate) struct Served {
+    /// Sequences in it: those asked for, or as many as fit.
+    pub(crate) batch: usize,
+    /// What ran.
+    pub(crate) program: Program,
+    /// When.
+    pub(crate) trace: SimTrace,
+    /// What the time is made of.
+    pub(crate) breakdown: Breakdown,
+}
+
+impl Prediction {
+    /// Predicts a scenario.
+    pub(crate) fn of(scenario: Scenario) -> Result<Self, Failure> {
+        let program = scenario.program(&scenario.step)?;
+        let start = start(&scenario, &program)?;
+        let ranks = program.ranks.len();
+        let capacity_bytes = (0..ranks).filter_map(|r| scenario.machine.gpu(r)).map(|g| g.memory_bytes.value).min().unwrap_or(0);
+        let channels = channels(&scenario, ranks)?;
+        let ledger = ledger_of(&scenario, &program, channels)?;
+        let out_of_memory = ledger.check(capacity_bytes).err();
+        let fitting = match &out_of_memory {
+            None => Some((scenario.step.sequences.len(), program)),
+            Some(_) => largest_fitting(&scenario, channels, capacity_bytes)?,
+        };
+        let served = fitting.map(|(batch, program)| serve(&scenario, batch, program)).transpose()?;
+        Ok(Self { scenario, start, ledger, capacity_bytes, out_of_memory, served })
+    }
+    /// Whether the answer is yes: it starts, and what was asked for fits.
+    pub(crate) fn is_yes(&self) -> bool {
+        self.start.story.is_none() && self.out_of_memory.is_none()
+    }
+    /// What the figures take for granted.
+    pub(crate) fn assumptions(&self) -> Vec<String> {
+        let machine = &self.scenario.machine;
+        let mut all: Vec<String> = Vec::new();
+        for gpu in &machine.models {
+            let rate = &gpu.memory_bytes_per_s;
+            let (gb, known) = (rate.value as f64 / 1e9, rate.origin.name());
+            all.push(format!("{}: {gb:.0} GB/s of memory ({known}; sources: moetwin machine show {})", gpu.name, machine.name));
+        }
+        all.extend(machine.assumptions.iter().cloned());
+        all.extend(self.ledger.assumptions.iter().cloned());
+        all
+    }
+    /// What a reader must know before trusting the figures.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        self.scenario.model.spec.warnings.clone()
+    }
+    /// The rank that holds most once everything is allocated.
+    pub(crate) fn fullest(&self) -> Option<&RankLedger> {
+        let most = self.ledger.ranks.iter().map(RankLedger::peak_bytes).max()?;
+        self.ledger.ranks.iter().find(|r| r.peak_bytes() == most)
+    }
+}
+
+fn start(scenario: &Scenario, program: &Program) -> Result<Start, Failure> {
+    let batch = u32::try_from(scenario.step.sequences.len()).unwrap_or(u32::MAX);
+    let inputs = NativeInputs::from_program(program, scenario.buckets(batch), scenario.options.graphs);
+    let defect = |e: String| Failure::Running(format!("the native start-up is faulty, a defect of moetwin: {e}"));
+    let plan = CheckedPlan::new(InitPlan::native(&inputs)).map_err(|e| defect(e.to_string()))?;
+    let verdict = explore(&plan, DEFAULT_MAX_STATES).map_err(|e| Failure::Running(format!("the start-up could not be searched: {e}")))?;
+    Ok(Start { states: verdict.states, story: verdict.story.map(|s| s.in_words(&plan)) })
+}
+
+/// NCCL channels of a communicator over the first `ranks` GPUs.
+fn channels(scenario: &Scenario, ranks: usize) -> Result<u32, Failure> {
+    if ranks < 2 {
+        return Ok(0);
+    }
+    let network = Network::new(&scenario.machine);
+    let gpus: Vec<usize> = (0..ranks).collect();
+    let graph = nccl_graph(&network, &gpus, scenario.options.backends.nccl_graph);
+    Ok(graph.map_err(|e| Failure::from(InputError::new("--machine", e.to_string())))?.communicator_channels())
+}
+
+fn ledger_of(scenario: &Scenario, program: &Program, channels: u32) -> Result<Ledger, Failure> {
+    let batch = u32::try_from(program.graph.step.sequences.len()).unwrap_or(u32::MAX);
+    let captured_buckets = u32::try_from(scenario.buckets(batch).len()).unwrap_or(u32::MAX);
+    let options = LedgerOptions { captured_buckets, channels, spare_kv_bytes: 0 };
+    ledger(program, &scenario.model.spec, &options).map_err(|e| InputError::new("--a2a", e.to_string()).into())
+}
+
+/// The largest batch below the one asked for that fits, found by halving: memory grows with the batch.
+fn largest_fitting(scenario: &Scenario, channels: u32, capacity_bytes: u64) -> Result<Option<(usize, Program)>, Failure> {
+    let fits = |batch: usize| -> Result<Option<Program>, Failure> {
+        let program = scenario.program(&shortened(&scenario.step, batch))?;
+        let fits = ledger_of(scenario, &program, channels)?.check(capacity_bytes).is_ok();
+        Ok(fits.then_some(program))
+    };
+    let Some(program) = fits(1)? else { return Ok(None) };
+    let (mut best, mut too_many) = ((1, program), scenario.step.sequences.len());
+    while too_many - best.0 > 1 {
+        let middle = best.0 + (too_many - best.0) / 2;
+        match fits(middle)? {
+            Some(program) => best = (middle, program),
+            None => too_many = middle,
+        }
+    }
+    Ok(Some(best))
+}
+
+fn shortened(step: &Step, batch: usize) -> Step {
+    let sequences: Vec<Sequence> = step.sequences.iter().take(batch).copied().collect();
+    Step { sequences, ..step.clone() }
+}
+
+fn serve(scenario: &Scenario, batch: usize, program: Program) -> Result<Served, Failure> {
+    let routing = SampledRouting::new(scenario.routing.clone(), scenario.seed);
+    let trace = simulate(&program, &scenario.machine, &routing, &scenario.options).map_err(|e| Failure::Running(e.to_string()))?;
+    let breakdown = Breakdown::new(&program, &trace);
+    Ok(Served { batch, program, trace, breakdown })
+}
+
+/// Groups of consecutive ranks with equal ledgers.
+pub(crate) fn alike(ledger: &Ledger) -> Vec<Vec<RankId>> {
+    let mut groups: Vec<(&RankLedger, Vec<RankId>)> = Vec::new();
+    for rank in &ledger.ranks {
+        match groups.iter_mut().find(|(first, _)| first.lines == rank.lines) {
+            Some((_, ranks)) => ranks.push(rank.rank),
+            None => groups.push((rank, vec![rank.rank])),
+        }
+    }
+    groups.into_iter().map(|(_, ranks)| ranks).collect()
+}

@@ -1,0 +1,9 @@
+//! What answers look like: text for people, JSON for scripts. Both render the same values.
+
+pub(crate) mod sim_json;
+pub(crate) mod sim_text;
+
+/// Bytes as GiB.
+pub(crate) fn gib(bytes: u64) -> f64 {
+    bytes as f64 / (1u64 << 30) as f64
+}

@@ -1,0 +1,187 @@
+//! The JSON of `moetwin sim`.
+
+use super::gib;
+use crate::digest::digest;
+use crate::error::Failure;
+use crate::prediction::Prediction;
+use moetwin::kernels::routing::Distribution;
+use moetwin::models::{Deployment, ModelSpec, Step};
+use moetwin::runtime::ledger::{MemoryPhase, OutOfMemory};
+use moetwin::sim::breakdown::{Bounds, ExchangeRow, ProvenanceShares, Row, Waiting};
+use serde::Serialize;
+
+/// Version of the object.
+const SCHEMA: u32 = 1;
+
+/// The whole object. Field order is part of no promise, names and units are.
+#[derive(Serialize)]
+pub(crate) struct SimJson<'a> {
+    schema: u32,
+    seed: u64,
+    digest: String,
+    model: &'a str,
+    machine: &'a str,
+    deployment: DeploymentJson<'a>,
+    starts: bool,
+    fits: bool,
+    step_ms: Option<f64>,
+    tokens_per_s: Option<f64>,
+    batch_served: usize,
+    breakdown: &'a [Row],
+    bound_by: Option<&'a str>,
+    bounds: Option<&'a Bounds>,
+    waiting: Option<&'a Waiting>,
+    exchanges: &'a [ExchangeRow],
+    provenance: ProvenanceShares,
+    memory: MemoryJson,
+    init: InitJson<'a>,
+    assumptions: Vec<String>,
+    warnings: Vec<String>,
+}
+
+/// The deployment with everything that decides how it runs.
+#[derive(Serialize)]
+struct DeploymentJson<'a> {
+    #[serde(flatten)]
+    split: &'a Deployment,
+    ranks: u32,
+    phase: String,
+    batch: usize,
+    context: u32,
+    graphs: bool,
+    p2p: bool,
+    allreduce: &'static str,
+    nccl_graph: &'static str,
+    routing: String,
+    engine: &'static str,
+}
+
+#[derive(Serialize)]
+struct MemoryJson {
+    capacity_gib: f64,
+    out_of_memory: Option<OutOfMemoryJson>,
+    per_rank: Vec<RankJson>,
+}
+
+#[derive(Serialize)]
+struct OutOfMemoryJson {
+    rank: u32,
+    phase: MemoryPhase,
+    line: &'static str,
+    need_gib: f64,
+    free_gib: f64,
+    message: String,
+}
+
+#[derive(Serialize)]
+struct RankJson {
+    rank: u32,
+    phase: MemoryPhase,
+    total_gib: f64,
+    lines: Vec<LineJson>,
+}
+
+#[derive(Serialize)]
+struct LineJson {
+    name: &'static str,
+    gib: f64,
+}
+
+#[derive(Serialize)]
+struct InitJson<'a> {
+    states: u64,
+    story: Option<&'a str>,
+}
+
+/// Everything that decides the answer; its digest names the question.
+#[derive(Serialize)]
+struct Inputs<'a> {
+    version: &'static str,
+    model: &'a ModelSpec,
+    machine: String,
+    deployment: &'a DeploymentJson<'a>,
+    step: &'a Step,
+    histogram: Option<&'a moetwin::kernels::routing::RoutingHistogram>,
+    seed: u64,
+}
+
+/// Renders a prediction.
+pub(crate) fn json(p: &Prediction) -> Result<SimJson<'_>, Failure> {
+    let s = &p.scenario;
+    let deployment = deployment(p);
+    let histogram = if let Distribution::Histogram(h) = &s.routing { Some(h) } else { None };
+    let inputs = Inputs {
+        version: env!("CARGO_PKG_VERSION"),
+        model: &s.model.spec,
+        machine: s.machine.to_json(),
+        deployment: &deployment,
+        step: &s.step,
+        histogram,
+        seed: s.seed,
+    };
+    let digest = digest(&inputs).map_err(|e| Failure::Running(format!("could not digest the inputs: {e}")))?;
+    let breakdown = p.served.as_ref().map(|served| &served.breakdown);
+    Ok(SimJson {
+        schema: SCHEMA,
+        seed: s.seed,
+        digest,
+        model: &s.model.spec.name,
+        machine: &s.machine.name,
+        deployment,
+        starts: p.start.story.is_none(),
+        fits: p.out_of_memory.is_none(),
+        step_ms: breakdown.map(|b| b.step_ms),
+        tokens_per_s: breakdown.map(|b| b.tokens_per_s),
+        batch_served: p.served.as_ref().map_or(0, |served| served.batch),
+        breakdown: breakdown.map_or(&[], |b| &b.rows),
+        bound_by: breakdown.map(|b| b.bound_by.as_str()),
+        bounds: breakdown.map(|b| &b.bounds),
+        waiting: breakdown.map(|b| &b.waiting),
+        exchanges: breakdown.map_or(&[], |b| &b.exchanges),
+        provenance: breakdown.map(|b| b.provenance).unwrap_or_default(),
+        memory: memory(p),
+        init: InitJson { states: p.start.states, story: p.start.story.as_deref() },
+        assumptions: p.assumptions(),
+        warnings: p.warnings(),
+    })
+}
+
+fn deployment(p: &Prediction) -> DeploymentJson<'_> {
+    let s = &p.scenario;
+    DeploymentJson {
+        split: &s.deployment,
+        ranks: s.deployment.ranks(),
+        phase: s.phase_text(),
+        batch: s.step.sequences.len(),
+        context: s.context,
+        graphs: s.options.graphs,
+        p2p: s.peer_access(),
+        allreduce: s.allreduce,
+        nccl_graph: s.options.backends.nccl_graph.name(),
+        routing: s.routing_text(),
+        engine: "native",
+    }
+}
+
+fn memory(p: &Prediction) -> MemoryJson {
+    let mut per_rank = Vec::new();
+    for rank in &p.ledger.ranks {
+        for phase in MemoryPhase::ALL {
+            per_rank.push(RankJson {
+                rank: rank.rank.0,
+                phase,
+                total_gib: gib(rank.phase_bytes(phase)),
+                lines: rank.held(phase).map(|l| LineJson { name: l.name, gib: gib(l.bytes) }).collect(),
+            });
+        }
+    }
+    let out_of_memory = |e: &OutOfMemory| OutOfMemoryJson {
+        rank: e.rank.0,
+        phase: e.phase,
+        line: e.line,
+        need_gib: gib(e.need_bytes),
+        free_gib: gib(e.free_bytes),
+        message: e.to_string(),
+    };
+    MemoryJson { capacity_gib: gib(p.capacity_bytes), out_of_memory: p.out_of_memory.as_ref().map(out_of_memory), per_rank }
+}

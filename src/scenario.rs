@@ -1,0 +1,216 @@
+//! From flags to what the library needs: a model, a machine, a deployment and a step.
+
+use crate::args::{
+    AllReduceKind, DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Engine, NcclGraph, Routing, Speculation, Switch, not_yet,
+};
+use crate::error::{Failure, InputError};
+use crate::resolve::{self, Model};
+use moetwin::kernels::routing::{Distribution, RoutingHistogram};
+use moetwin::models::shard::ShardFault;
+use moetwin::models::spec::Ffn;
+use moetwin::models::{AllToAll, Axis, BuildOptions, Deployment, Graph, Phase, PlanError, Step, plan};
+use moetwin::runtime::{LowerOptions, Program, lower, verify};
+use moetwin::sim::collective::{GraphMode, Library};
+use moetwin::sim::exec::{Backends, SimOptions};
+use moetwin::sim::machine::Machine;
+
+/// What a deployment's flags mean together.
+pub(crate) struct Scenario {
+    /// The model.
+    pub(crate) model: Model,
+    /// The machine.
+    pub(crate) machine: Machine,
+    /// How the model is split.
+    pub(crate) deployment: Deployment,
+    /// What is computed.
+    pub(crate) step: Step,
+    /// Tokens of history, or of the prompt.
+    pub(crate) context: u32,
+    /// How tokens choose experts.
+    pub(crate) routing: Distribution,
+    /// How it runs.
+    pub(crate) options: SimOptions,
+    /// All-reduce implementation as `--allreduce` takes it.
+    pub(crate) allreduce: &'static str,
+    /// Seed of everything random.
+    pub(crate) seed: u64,
+}
+
+impl Scenario {
+    /// Reads the flags; every default that holds where a flag is absent is applied here.
+    pub(crate) fn new(args: &DeploymentArgs) -> Result<Self, Failure> {
+        refuse_later_flags(args)?;
+        let machine = resolve::machine("--machine", args.machine.as_deref().unwrap_or(DEFAULT_MACHINE))?;
+        let model = resolve::model("--model", args.model.as_deref().unwrap_or(DEFAULT_MODEL))?;
+        let gpus = u32::try_from(machine.gpu_count()).unwrap_or(u32::MAX);
+        let deployment = args.deployment(gpus)?;
+        if deployment.ranks() > gpus {
+            return Err(too_many_ranks(args, &deployment, &machine));
+        }
+        let step = args.step(&model.spec)?;
+        let routing = routing(args.routing.as_ref(), &model)?;
+        let (options, allreduce) = sim_options(args, &deployment);
+        let context = args.context(&model.spec);
+        Ok(Self { model, machine, deployment, step, context, routing, options, allreduce, seed: args.seed })
+    }
+    /// The graph of this scenario with another batch.
+    pub(crate) fn graph(&self, step: &Step) -> Result<Graph, Failure> {
+        plan(&self.model.spec, step, &self.deployment, &BuildOptions::default()).map_err(|e| plan_failure(&e, &self.deployment))
+    }
+    /// The verified program of this scenario with another batch.
+    pub(crate) fn program(&self, step: &Step) -> Result<Program, Failure> {
+        let program = lower(self.graph(step)?, LowerOptions::default());
+        let program = program.map_err(|e| Failure::from(InputError::new("--tp", e.to_string())))?;
+        let faults = verify::verify(&program).err().unwrap_or_default();
+        if let Some(fault) = faults.first() {
+            return Err(Failure::Running(format!("the lowered program is faulty, a defect of moetwin: {fault}")));
+        }
+        Ok(program)
+    }
+    /// Whether peers access each other's memory: as asked, else as the machine can.
+    pub(crate) fn peer_access(&self) -> bool {
+        self.options.peer_access.unwrap_or(self.machine.peer_access.value)
+    }
+    /// The phase as `--phase` takes it.
+    pub(crate) fn phase_text(&self) -> String {
+        match self.step.phase {
+            Phase::Decode => "decode".to_owned(),
+            Phase::Prefill => "prefill".to_owned(),
+            Phase::Verify(n) => format!("verify:{n}"),
+        }
+    }
+    /// The routing as `--routing` takes it; a histogram by its kind.
+    pub(crate) fn routing_text(&self) -> String {
+        match &self.routing {
+            Distribution::Uniform => "uniform".to_owned(),
+            Distribution::Zipf { exponent } => format!("zipf:{exponent}"),
+            Distribution::Histogram(_) => "histogram".to_owned(),
+        }
+    }
+    /// The all-to-all backend as `--a2a` takes it.
+    pub(crate) fn a2a_text(&self) -> &'static str {
+        match self.deployment.a2a {
+            AllToAll::None => "none",
+            AllToAll::Nccl => "nccl",
+            AllToAll::Flashinfer => "flashinfer",
+            AllToAll::Deepep => "deepep",
+        }
+    }
+    /// Batch sizes that are captured: powers of two up to the batch, and the batch itself; none when graphs are off.
+    pub(crate) fn buckets(&self, batch: u32) -> Vec<u32> {
+        if !self.options.graphs {
+            return Vec::new();
+        }
+        let mut buckets: Vec<u32> = (0..32).map(|i| 1u32 << i).take_while(|b| *b < batch).collect();
+        buckets.push(batch);
+        buckets
+    }
+}
+
+/// Flags whose effect is not built yet: said, never ignored.
+pub(crate) fn refuse_later_flags(args: &DeploymentArgs) -> Result<(), Failure> {
+    match args.engine {
+        Some(Engine::Sglang) => return Err(not_yet("--engine", "sglang", &["native"])),
+        Some(Engine::Vllm) => return Err(not_yet("--engine", "vllm", &["native"])),
+        Some(Engine::Native) | None => {}
+    }
+    if let Some(version) = &args.engine_version {
+        return Err(not_yet("--engine-version", version, &["no version: the native engine is this program's own"]));
+    }
+    match args.spec {
+        Some(Speculation::Eagle3(n)) => return Err(not_yet("--spec", &format!("eagle3:{n}"), &["none"])),
+        Some(Speculation::Mtp(n)) => return Err(not_yet("--spec", &format!("mtp:{n}"), &["none"])),
+        Some(Speculation::None) | None => {}
+    }
+    if args.allreduce == Some(AllReduceKind::TwoShot) {
+        return Err(not_yet("--allreduce", "two-shot", &["auto", "nccl", "one-shot", "engine"]));
+    }
+    Ok(())
+}
+
+fn too_many_ranks(args: &DeploymentArgs, deployment: &Deployment, machine: &Machine) -> Failure {
+    let gpus = machine.gpu_count();
+    let (tp, pp, replicas) = (deployment.tp, deployment.pp, deployment.replicas);
+    let message =
+        format!("tp {tp} x pp {pp} x replicas {replicas} makes {} ranks, and {} has {gpus} GPUs", deployment.ranks(), machine.name);
+    let given =
+        [("--tp", args.tp), ("--ep", args.ep), ("--dp-attention", args.dp_attention), ("--pp", args.pp), ("--replicas", args.replicas)];
+    let (flag, value) = given.into_iter().find_map(|(flag, value)| Some((flag, value.filter(|v| *v > 1)?))).unwrap_or(("--tp", tp));
+    InputError::new(flag, message).value(value.to_string()).accepted([format!("at most {gpus} ranks")]).into()
+}
+
+fn sim_options(args: &DeploymentArgs, deployment: &Deployment) -> (SimOptions, &'static str) {
+    let on = |switch: Switch| switch == Switch::On;
+    // SGLang's rule decides `auto`: a peer kernel where every GPU reaches every other over NVLink, NCCL elsewhere.
+    let (all_reduce, name) = match args.allreduce.unwrap_or(AllReduceKind::Auto) {
+        AllReduceKind::Nccl => (Library::Nccl, "nccl"),
+        AllReduceKind::OneShot => (Library::OneShot, "one-shot"),
+        AllReduceKind::Engine => (Library::Sglang, "engine"),
+        AllReduceKind::Auto | AllReduceKind::TwoShot => (Library::Sglang, "auto"),
+    };
+    let nccl_graph = match args.nccl_graph.unwrap_or(NcclGraph::Detected) {
+        NcclGraph::Detected => GraphMode::Detected,
+        NcclGraph::Tuned => GraphMode::Tuned,
+    };
+    let backends = Backends { all_reduce, all_to_all: deployment.a2a, nccl_graph };
+    (SimOptions { graphs: args.graphs.is_none_or(on), peer_access: args.p2p.map(on), backends, ..SimOptions::default() }, name)
+}
+
+fn routing(routing: Option<&Routing>, model: &Model) -> Result<Distribution, Failure> {
+    let (distribution, text) = match routing.unwrap_or(&Routing::Uniform) {
+        Routing::Uniform => return Ok(Distribution::Uniform),
+        Routing::Zipf(exponent) => (Distribution::Zipf { exponent: *exponent }, format!("zipf:{exponent}")),
+        Routing::File(path) => {
+            let value = path.to_string_lossy().into_owned();
+            if !path.exists() {
+                let error = InputError::new("--routing", "is neither a known word nor a file that exists").value(value);
+                return Err(error.names(["uniform", "zipf:1.0"]).accepted(["uniform", "zipf:S", "a routing histogram"]).into());
+            }
+            let text = resolve::read_text("--routing", &value, path)?;
+            let histogram: RoutingHistogram = serde_json::from_str(&text).map_err(|e| {
+                let message = format!("{}: {e}", path.display());
+                Failure::from(
+                    InputError::new("--routing", message).value(&value).accepted(["{\"schema\": 1, \"layers\": {\"3\": [counts]}}"]),
+                )
+            })?;
+            (Distribution::Histogram(histogram), value)
+        }
+    };
+    let experts = |ffn: &Ffn| if let Ffn::Moe(moe) = ffn { Some(moe.experts) } else { None };
+    let layers: Vec<(u16, u32)> = model.spec.layers.iter().zip(0u16..).filter_map(|(l, i)| Some((i, experts(&l.ffn)?))).collect();
+    distribution.check(&layers).map_err(|e| Failure::from(InputError::new("--routing", e.to_string()).value(text)))?;
+    Ok(distribution)
+}
+
+/// The flag to blame for a deployment that does not fit the model, and why.
+pub(crate) fn plan_failure(error: &PlanError, d: &Deployment) -> Failure {
+    let (flag, value) = match error {
+        PlanError::Verify(_) => return Failure::Running(format!("a defect of moetwin: {error}")),
+        PlanError::Build(_) => ("--model", None),
+        PlanError::Shard(e) => match e.faults.first() {
+            Some(ShardFault::NotADivisor { what, value, .. }) => (flag_of(what), Some(*value)),
+            Some(ShardFault::Stages { pp, .. }) => ("--pp", Some(*pp)),
+            Some(ShardFault::ContextParallel(dcp)) => ("--dcp", Some(*dcp)),
+            Some(ShardFault::AllToAll { .. }) => ("--a2a", None),
+            Some(ShardFault::Split(fault)) => match fault.axis {
+                Axis::Tp | Axis::AttnTp | Axis::MoeTp => ("--tp", Some(d.tp)),
+                Axis::AttnDp => ("--dp-attention", Some(d.dp_attention)),
+                Axis::Ep => ("--ep", Some(d.ep)),
+            },
+            _ => ("--tp", Some(d.tp)),
+        },
+    };
+    let mut input = InputError::new(flag, error.to_string());
+    if let Some(value) = value {
+        input = input.value(value.to_string());
+    }
+    input.into()
+}
+
+fn flag_of(name: &str) -> &'static str {
+    match name {
+        "ep" => "--ep",
+        "dp-attention" => "--dp-attention",
+        _ => "--tp",
+    }
+}

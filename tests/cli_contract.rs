@@ -1,0 +1,162 @@
+//! What scripts rely on: exit codes, where things are written, messages that mark the place, files whole or absent.
+
+mod support;
+
+use std::fs;
+use std::io::Read;
+use std::process::Stdio;
+use support::{command, line, listing, moetwin, scratch};
+
+const SMALL: &str = "tests/fixtures/tiny-deepseek-v3";
+
+#[test]
+fn help_and_version_are_answers() {
+    for words in ["--help", "-h", "--version", "sim --help", "help graph", "model list --help"] {
+        let run = line(words);
+        assert_eq!((run.code, run.err.as_str()), (0, ""), "{words}");
+        assert!(!run.out.is_empty(), "{words}");
+    }
+    assert!(line("--help").out.contains("Exit codes:"));
+    // Nothing asked is nothing understood.
+    assert_eq!(line("").code, 2);
+}
+
+#[test]
+fn wrong_words_are_marked_and_the_right_ones_named() {
+    line("simm").refused(&["'simm'", "sim"]);
+    line("sim --modle x").refused(&["'--modle'", "--model"]);
+    line("sim --graphs maybe").refused(&["'maybe'", "--graphs", "on, off"]);
+    line("sim --a2a deepepp").refused(&["'deepepp'", "none, nccl, flashinfer, deepep", "'deepep'"]);
+    line("sim --tp 0").refused(&["'0'", "--tp", "1..=4096"]);
+    line("sim --tp eight").refused(&["'eight'", "--tp"]);
+    line("sim --tp").refused(&["--tp <N>"]);
+    line("sim --phase verify:0").refused(&["'verify:0'", "--phase", "verify:3"]);
+    line("sim --routing zipf:x").refused(&["'zipf:x'", "--routing", "zipf:1.2"]);
+    line("sim --seed -1").refused(&["--seed"]);
+    line("sim extra").refused(&["'extra'"]);
+    line("completions tcsh").refused(&["'tcsh'", "bash"]);
+}
+
+#[test]
+fn names_that_resemble_come_first_and_the_place_is_under_carets() {
+    let run = line("sim --model kimi-k25 --json");
+    run.refused(&[
+        "--model 'kimi-k25'",
+        "\n  moetwin sim --model kimi-k25 --json\n                      ^^^^^^^^\n",
+        "nearest: kimi-k2",
+        "deepseek-v3",
+    ]);
+    let run = line("sim --machine=8x-h200");
+    run.refused(&["\n  moetwin sim --machine=8x-h200\n                        ^^^^^^^\n", "accepted: 8x-"]);
+    line("model show kimmi").refused(&["model 'kimmi'", "\n  moetwin model show kimmi\n                     ^^^^^\n"]);
+    line("machine show nope").refused(&["machine 'nope'", "^^^^", "a machine file"]);
+}
+
+#[test]
+fn deployments_that_cannot_be_are_bad_input() {
+    line("sim --tp 8 --ep 3").refused(&["--ep '3'", "does not divide --tp = 8", "1, 2, 4, 8", "^"]);
+    line("sim --ep 4 --dp-attention 3").refused(&["--dp-attention '3'", "--tp = 4"]);
+    line("sim --tp 16").refused(&["--tp '16'", "16 ranks", "8 GPUs"]);
+    line("sim --replicas 9").refused(&["9", "8 GPUs"]);
+    // 384 experts in INT4 groups of 32: 64 ways leave 32 columns, one group; 128 would cut it, but 64 heads refuse first.
+    line(&format!("run --model {SMALL} --tp 3 --prompt-ids 1")).refused(&["--tp '3'", "legal"]);
+    line("sim --tp 2 --ep 2 --a2a deepep").refused(&["deepep"]);
+    line("sim --tp 4 --dcp 2").refused(&["--dcp '2'"]);
+    line("sim --context 9999999").refused(&["--context '9999999'", "262144"]);
+    line("sim --phase prefill --context 0").refused(&["--context '0'"]);
+    line("sim --routing no/such/file").refused(&["--routing 'no/such/file'", "uniform"]);
+}
+
+#[test]
+fn flags_whose_effect_comes_later_say_so() {
+    for (words, flag) in [
+        ("--engine sglang", "--engine"),
+        ("--engine vllm", "--engine"),
+        ("--engine-version 0.5.9", "--engine-version"),
+        ("--spec eagle3:2", "--spec"),
+        ("--spec mtp:1", "--spec"),
+        ("--allreduce two-shot", "--allreduce"),
+    ] {
+        line(&format!("sim {words}")).refused(&[flag, "not modelled in this version", "accepted: ", "^"]);
+    }
+    line("run --only-rank 0").refused(&["--only-rank", "not modelled in this version"]);
+    line("run --trace x.json").refused(&["--trace", "not modelled in this version"]);
+    // And the neutral values of the same flags are accepted.
+    assert_eq!(line("graph --engine native --spec none --tp 1 --model tests/fixtures/tiny-deepseek-v3").code, 0);
+}
+
+#[test]
+fn files_from_elsewhere_are_refused_with_their_place() {
+    let folder = scratch("files");
+    let write = |name: &str, content: &[u8]| {
+        let path = folder.join(name);
+        fs::write(&path, content).unwrap();
+        path.to_string_lossy().into_owned()
+    };
+    let unfinished = write("unfinished.json", b"{\"model_type\": \"deepseek_v3\",\n \"hidden_size\": }");
+    moetwin(&["sim", "--model", &unfinished]).refused(&["--model", "unfinished.json:2:17"]);
+    let unknown = write("unknown.json", b"{\"model_type\": \"gpt2\"}");
+    moetwin(&["sim", "--model", &unknown]).refused(&["model_type", "gpt2", "deepseek_v3", "kimi_k2"]);
+    let binary = write("binary.json", &[0xff, 0xfe, 0]);
+    moetwin(&["sim", "--model", &binary]).refused(&["not UTF-8"]);
+    let machine = write("machine.json", b"{\"schema\": 1,\n \"name\": 3}");
+    moetwin(&["sim", "--machine", &machine]).refused(&["--machine", "line 2"]);
+    let histogram = write("histogram.json", b"{\"schema\": 1, \"layers\": {\"1\": [1, 2]}}");
+    moetwin(&["sim", "--routing", &histogram]).refused(&["--routing", "layer 1", "384"]);
+    moetwin(&["sim", "--model", folder.to_str().unwrap()]).refused(&["config.json"]);
+    let ids = write("ids.safetensors", b"12345678");
+    moetwin(&["run", "--input-ids", &ids]).refused(&["--input-ids"]);
+}
+
+#[test]
+fn nothing_is_written_when_the_answer_does_not_come() {
+    let folder = scratch("unwritten");
+    let file = |name: &str| folder.join(name).to_string_lossy().into_owned();
+    moetwin(&["sim", "--tp", "3", "--trace", &file("trace.json")]).refused(&["--tp"]);
+    moetwin(&["graph", "--tp", "7", "--out", &file("graph.txt")]).refused(&["7"]);
+    moetwin(&["run", "--prompt-ids", "99999999", "--dump", &file("dump")]).refused(&["99999999"]);
+    assert_eq!(listing(&folder), [""; 0]);
+    moetwin(&["sim", "--trace", folder.to_str().unwrap()]).refused(&["--trace", "folder"]);
+    moetwin(&["sim", "--trace", &file("no/such/folder/trace.json")]).refused(&["--trace", "cannot be written"]);
+    let written = moetwin(&["graph", "--model", SMALL, "--tp", "2", "--out", &file("graph.txt")]);
+    assert_eq!((written.code, written.out.as_str()), (0, ""), "{}", written.err);
+    assert_eq!(listing(&folder), ["graph.txt"]);
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_failure() {
+    let mut child = command(&["graph"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = [0; 16];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    // The pipe is closed now; the graph is far longer than its buffer.
+    let mut err = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    assert_eq!((child.wait().unwrap().code(), err.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn completions_know_the_flags() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let run = moetwin(&["completions", shell]);
+        assert_eq!(run.code, 0);
+        assert!(run.out.contains("dp-attention"), "{shell}");
+    }
+}
+
+#[test]
+fn without_a_gpu_the_cuda_backend_names_what_to_install() {
+    // An empty folder stands for each library, so that a machine that has them gives the same answer.
+    let empty = scratch("no-cuda");
+    let mut command = command(&["run", "--backend", "cuda", "--tp", "2"]);
+    for variable in ["MOETWIN_CUDA_DRIVER", "MOETWIN_NVRTC", "MOETWIN_CUBLASLT", "MOETWIN_NCCL"] {
+        command.env(variable, &empty);
+    }
+    let output = command.output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(3), &b""[..]), "{err}");
+    for words in
+        ["CUDA driver: not found", "NVRTC: not found", "cuBLASLt: not found", "NCCL: not found", "install", "pip install nvidia-nccl-cu13"]
+    {
+        assert!(err.contains(words), "no {words:?} in: {err}");
+    }
+}

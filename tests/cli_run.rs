@@ -1,0 +1,94 @@
+//! `moetwin run` on the CPU reference.
+
+mod support;
+
+use moetwin::runtime::weights::Checkpoint;
+use std::fs;
+use support::{line, moetwin, scratch};
+
+#[test]
+fn without_arguments_it_writes_text() {
+    let run = line("run --max-tokens 24");
+    assert_eq!(run.code, 0, "{}", run.err);
+    assert!(run.out.starts_with("ROMEO:") && run.out.len() > "ROMEO:".len() + 8, "{}", run.out);
+    assert!(run.err.contains("tok/s") && run.err.contains("CPU reference"), "{}", run.err);
+    assert_eq!(line("run --max-tokens 24").out, run.out);
+    let drawn = |seed: &str| moetwin(&["run", "--max-tokens", "24", "--temperature", "1.5", "--seed", seed]).out;
+    assert_eq!(drawn("3"), drawn("3"));
+    assert_ne!(drawn("3"), drawn("4"));
+}
+
+#[test]
+fn the_documented_fields_are_there() {
+    let json = line("run --prompt-ids 1,2,3 --max-tokens 4 --tp 2 --ep 2 --json").json();
+    assert_eq!((json["backend"].as_str(), json["ranks"].as_u64()), (Some("cpu"), Some(2)));
+    assert!(json["collectives"].as_u64().unwrap() > 0 && json["breakdown"].is_array());
+    assert_eq!(json["tokens"].as_array().unwrap().len(), 1);
+    assert_eq!(json["tokens"][0].as_array().unwrap().len(), 4);
+    let (median, p99) = (json["step_ms"]["median"].as_f64().unwrap(), json["step_ms"]["p99"].as_f64().unwrap());
+    assert!(median > 0.0 && p99 >= median && json["tokens_per_s"].as_f64().unwrap() > 0.0);
+    // One pass decodes nothing, so there is no step to time.
+    let json = line("run --prompt-ids 1,2,3 --max-tokens 1 --json").json();
+    assert!(json["step_ms"].is_null() && json["tokens_per_s"].is_null());
+    assert_eq!(json["collectives"], 0);
+}
+
+#[test]
+fn splits_and_orders_do_not_change_the_tokens() {
+    let tokens = |words: &str| line(&format!("run --prompt-ids 7,8,9,10 --max-tokens 6 --json {words}")).json()["tokens"].clone();
+    let whole = tokens("");
+    for words in ["--tp 2", "--ep 2", "--tp 2 --pp 2", "--dp-attention 2", "--ep 2 --a2a nccl", "--seed 5 --tp 2"] {
+        assert_eq!(tokens(words), whole, "{words}");
+    }
+}
+
+#[test]
+fn the_dump_has_logits_hidden_states_and_router_choices() {
+    let folder = scratch("dump");
+    let file = folder.join("values.safetensors");
+    let path = file.to_str().unwrap();
+    let run = moetwin(&["run", "--model", "tests/fixtures/tiny-deepseek-v3", "--prompt-ids", "1,2,3", "--max-tokens", "1", "--dump", path]);
+    assert_eq!(run.code, 0, "{}", run.err);
+    let dump = Checkpoint::from_bytes("dump", fs::read(&file).unwrap()).unwrap();
+    let shape = |name: &str| dump.get(name).unwrap_or_else(|| panic!("no {name}")).shape.to_vec();
+    assert_eq!(shape("logits"), [3, 160]);
+    // Four layers: the embedding, the first three, and the last after the final norm.
+    for i in 0..=4 {
+        assert_eq!(shape(&format!("hidden.{i}")), [3, 64]);
+    }
+    for layer in 1..4 {
+        assert_eq!((shape(&format!("router.{layer}.experts")), shape(&format!("router.{layer}.weights"))), (vec![3, 4], vec![3, 4]));
+    }
+    assert!(dump.get("next_ids").is_none());
+}
+
+#[test]
+fn prompts_that_cannot_be_run_are_refused() {
+    line("run --prompt-ids 1,2,99999999").refused(&["--prompt-ids", "token 2 is 99999999"]);
+    line("run --prompt-ids 1,x").refused(&["--prompt-ids", "'x'"]);
+    line("run --model tests/fixtures/tiny-deepseek-v3").refused(&["none was given", "--prompt-ids"]);
+    line("run --model tests/fixtures/tiny-deepseek-v3 --prompt hello").refused(&["--prompt", "tokenizer.json"]);
+    line("run --prompt-ids 1 --prompt a").refused(&["cannot be used with"]);
+    line("run --model kimi-k2.5 --prompt-ids 1").refused(&["--model 'kimi-k2.5'", "configuration only", "--synthetic"]);
+    line("run --model deepseek-v3.2 --prompt-ids 1 --synthetic --layers 1").refused(&["cost only"]);
+    line("run --prompt-ids 1 --layers 99").refused(&["--layers '99'", "1 to "]);
+    line("run --prompt-ids 1 --temperature -1").refused(&["--temperature"]);
+    line("run --prompt-ids 1 --top-p 0").refused(&["--top-p"]);
+    line("run --batch 2").refused(&["--batch", "prompts decide"]);
+    line("run --prompt-ids 1 --max-tokens 1000000").refused(&["--max-tokens", "position"]);
+}
+
+#[test]
+fn a_damaged_checkpoint_is_bad_input() {
+    let folder = scratch("damaged");
+    let from = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-deepseek-v3");
+    fs::copy(from.join("config.json"), folder.join("config.json")).unwrap();
+    let model = folder.to_str().unwrap();
+    let ask = || moetwin(&["run", "--model", model, "--prompt-ids", "1"]);
+    ask().refused(&["--model", "model.safetensors"]);
+    let whole = fs::read(from.join("model.safetensors")).unwrap();
+    fs::write(folder.join("model.safetensors"), &whole[..whole.len() / 2]).unwrap();
+    ask().refused(&["--model", "model.safetensors"]);
+    fs::write(folder.join("model.safetensors"), &whole).unwrap();
+    assert_eq!(ask().code, 0);
+}
