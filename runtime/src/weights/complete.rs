@@ -4,6 +4,7 @@ use super::checkpoint::Checkpoint;
 use super::fault::Fault;
 use super::load::has_experts;
 use super::naming::Naming;
+use super::source::Expected;
 use moetwin_models::build::{self, BuildError};
 use moetwin_models::spec::Ffn;
 use moetwin_models::{BuildOptions, ModelSpec, Phase, Step, Tensor, TensorKind, WeightRef};
@@ -59,7 +60,12 @@ pub fn faults(checkpoint: &Checkpoint, spec: &ModelSpec, layers: Layers) -> Vec<
                     break;
                 }
                 Ok(sources) => {
-                    for expected in sources.iter().flat_map(|s| s.tensors()) {
+                    let needed: Vec<Expected<'_>> = sources.iter().flat_map(|s| s.tensors()).collect();
+                    for (i, expected) in needed.iter().enumerate() {
+                        // Gate and up may share a tensor, whose faults are told once.
+                        if needed[..i].iter().any(|e| e.name == expected.name) {
+                            continue;
+                        }
                         if let Some((position, _)) = checkpoint.locate(&expected.name) {
                             used[position] = true;
                         }
@@ -69,8 +75,6 @@ pub fn faults(checkpoint: &Checkpoint, spec: &ModelSpec, layers: Layers) -> Vec<
             }
         }
     }
-    // Of gate and up stored in one tensor both halves find the same fault.
-    faults.dedup();
     let extra = Extra { checkpoint, naming: &naming, layers };
     let unused = checkpoint.tensors().zip(&used).filter(|(t, used)| !**used && !extra.passed_over(t.name));
     faults.extend(unused.map(|(t, _)| Fault::Extra { tensor: t.name.to_string(), found: t.dtype, shape: t.shape.to_vec() }));

@@ -247,6 +247,10 @@ fn gpt_oss_experts_in_mxfp4_are_found() {
             }
         }
     }
+    let mut none = t.clone();
+    none.retain(|t| !t.name.starts_with("model.layers.1.mlp.experts.gate_up_proj_"));
+    let missing = told(&none, &spec);
+    assert!(missing.len() == 3, "blocks, scales and bias, each once: {missing:?}");
     let arrays = all_values(&open(&t, &spec, Layers::All).unwrap_or_else(|e| panic!("{e}")));
     let e2m1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0f32];
     // Row, column of the stored matrix of all experts below each other: 64 columns are 2 blocks of 16 bytes.
