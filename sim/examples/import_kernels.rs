@@ -1,6 +1,8 @@
 //! Turns a folder of kernel-time CSVs, named `GPU__ENGINE-VERSION__FAMILY.csv`, into the tables under `sim/data/kernels`:
 //! `cargo run -p moetwin-sim --example import_kernels -- CSV_FOLDER OUT_FOLDER PREFIX...` (prefixes of file names to take).
 
+#![allow(clippy::disallowed_methods, reason = "a tool takes its folders as arguments; the simulator itself may not")]
+
 use moetwin_sim::cost::import::import_csv;
 use moetwin_sim::cost::table::Family;
 use std::error::Error;

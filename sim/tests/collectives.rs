@@ -120,6 +120,8 @@ proptest! {
     #[test]
     fn without_peer_access_nothing_is_faster((index, mut request) in any_request()) {
         let machine = list().swap_remove(index);
+        // A described collapse of peer writes is just what makes the way through the host the faster one.
+        prop_assume!(machine.defects.is_empty());
         // The same choice on both sides: the fallback to NCCL may be a better choice than the engine's.
         request.library = Library::Nccl;
         let with = predict(&machine, &request).expect("predicts");

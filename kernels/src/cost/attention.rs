@@ -1,6 +1,6 @@
 //! Attention: cache rows read, scores computed, projections folded into it.
 
-use super::local::Local;
+use super::local::{Local, product, total};
 use super::{CostFacts, CostShape};
 use moetwin_models::{Op, Sequence};
 
@@ -40,9 +40,10 @@ impl Reach {
             Reach::Window(n) | Reach::Selected(n) => n,
         };
         // Tokens that still see fewer rows than the limit, then those at the limit.
-        let growing = limit.saturating_sub(first).saturating_add(1).min(new) * u64::from(first <= limit);
-        let sum = growing * first + growing * growing.saturating_sub(1) / 2;
-        sum + (new - growing) * limit.min(first + new)
+        let growing = if first <= limit { (limit - first).saturating_add(1).min(new) } else { 0 };
+        let (growing, rest, first) = (u128::from(growing), u128::from(new - growing), u128::from(first));
+        let sum = growing * first + growing * growing.saturating_sub(1) / 2 + rest * u128::from(limit);
+        u64::try_from(sum).unwrap_or(u64::MAX)
     }
 }
 
@@ -58,8 +59,8 @@ fn totals(local: &Local<'_>, reach: Reach) -> Totals {
     local.sequences().fold(Totals { batch: 0, tokens: 0, rows: 0, pairs: 0 }, |t, s| Totals {
         batch: t.batch + 1,
         tokens: t.tokens + u64::from(s.new),
-        rows: t.rows + reach.rows(s),
-        pairs: t.pairs + reach.pairs(s),
+        rows: t.rows.saturating_add(reach.rows(s)),
+        pairs: t.pairs.saturating_add(reach.pairs(s)),
     })
 }
 
@@ -93,9 +94,9 @@ pub(super) fn core(local: &Local<'_>) -> CostFacts {
         _ => local.input(1).row_bytes(),
     };
     CostFacts {
-        flops: 2 * t.pairs * heads * (key_dim + value_dim),
+        flops: product(&[2, t.pairs, heads, key_dim + value_dim]),
         weight_bytes: local.streamed().weight_bytes,
-        read_bytes: q.bytes() + t.rows * per_row,
+        read_bytes: total([q.bytes(), product(&[t.rows, per_row])]),
         write_bytes: local.written(),
         shape: CostShape::Attention { heads, batch: t.batch, tokens: t.tokens, kv_rows: t.rows },
         ..CostFacts::default()
@@ -106,9 +107,9 @@ pub(super) fn core(local: &Local<'_>) -> CostFacts {
 pub(super) fn append(local: &Local<'_>) -> CostFacts {
     let streamed = local.streamed();
     let tokens = local.input(0).rows();
-    let cache_bytes = tokens * local.output(1).row_bytes();
+    let cache_bytes = product(&[tokens, local.output(1).row_bytes()]);
     // Two multiplications and an addition for each rotated element.
-    CostFacts { flops: 3 * local.input_elements(0), write_bytes: streamed.write_bytes + cache_bytes, ..streamed }
+    CostFacts { flops: product(&[3, local.input_elements(0)]), write_bytes: total([streamed.write_bytes, cache_bytes]), ..streamed }
 }
 
 /// The halves of `kv_b` in absorbed form (one product a head), or all of it over the cache in expanded form.
@@ -128,11 +129,12 @@ pub(super) fn absorb(local: &Local<'_>) -> CostFacts {
         _ => (local.output(0).rows(), rows, kv_lora, rows),
     };
     // The cache is no streamed operand: the expanded form reads the compressed part of its rows.
-    let cache_bytes = if local.node.op == Op::MlaExpandKv { m * kv_lora * local.input(0).tensor.dtype.bytes() } else { 0 };
+    let cached = if local.node.op == Op::MlaExpandKv { local.input(0).tensor.dtype.bytes() } else { 0 };
+    let cache_bytes = product(&[m, kv_lora, cached]);
     CostFacts {
-        flops: 2 * m * n * k,
+        flops: product(&[2, m, n, k]),
         weight_bytes: weight.weight_bytes(used_rows, kv_lora),
-        read_bytes: read.read_bytes + cache_bytes,
+        read_bytes: total([read.read_bytes, cache_bytes]),
         shape: CostShape::Gemm { m, n, k },
         ..read
     }
@@ -149,14 +151,15 @@ pub(super) fn other(local: &Local<'_>) -> CostFacts {
             let conv_channels = local.input(2).rows();
             let state = heads * key_dim * value_dim * STATE_ELEMENT_BYTES;
             let conv_state = conv_channels * u64::from(*conv_width).saturating_sub(1) * local.input(0).tensor.dtype.bytes();
-            let states = t.batch * (state + conv_state);
+            let states = product(&[t.batch, state + conv_state]);
             // Gated delta rule: decay, the key's old value, the update and the query's read, each one multiply-add of the state.
-            let flops = t.tokens * (4 * 2 * heads * key_dim * value_dim + 2 * conv_channels * u64::from(*conv_width));
-            CostFacts { flops, read_bytes: streamed.read_bytes + states, write_bytes: streamed.write_bytes + states, ..streamed }
+            let flops = product(&[t.tokens, 4 * 2 * heads * key_dim * value_dim + 2 * conv_channels * u64::from(*conv_width)]);
+            let (read_bytes, write_bytes) = (total([streamed.read_bytes, states]), total([streamed.write_bytes, states]));
+            CostFacts { flops, read_bytes, write_bytes, ..streamed }
         }
         _ => CostFacts {
-            flops: 2 * t.pairs * INDEX_HEADS * INDEX_HEAD_DIM,
-            read_bytes: streamed.read_bytes + t.rows * INDEX_KEY_BYTES,
+            flops: product(&[2, t.pairs, INDEX_HEADS, INDEX_HEAD_DIM]),
+            read_bytes: total([streamed.read_bytes, product(&[t.rows, INDEX_KEY_BYTES])]),
             ..streamed
         },
     }

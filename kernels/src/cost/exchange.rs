@@ -2,7 +2,7 @@
 
 use super::CostFacts;
 use super::experts::Question;
-use super::local::Local;
+use super::local::{Local, LocalTensor, product, total};
 use crate::routing::RoutingLoad;
 use moetwin_models::graph::SplitError;
 use moetwin_models::{AllToAll, Axis, Op};
@@ -24,7 +24,7 @@ pub(super) fn all_to_all(local: &Local<'_>, routing: &dyn RoutingLoad) -> Result
     let dispatch = local.node.op == Op::Dispatch;
     // Rows here, and what a row carries: its values, and with a dispatch the choices and their weights.
     let (own, carried) = if dispatch { (local.input(0), local.inputs()) } else { (local.output(0), &local.inputs()[..1]) };
-    let row_bytes: u64 = carried.iter().map(super::local::LocalTensor::row_bytes).sum();
+    let row_bytes = total(carried.iter().map(LocalTensor::row_bytes));
     let ids = if dispatch { Some(local.node.inputs[1]) } else { choices_of_combine(local) };
     let copies = match (deployment.a2a, ids) {
         (AllToAll::Nccl | AllToAll::None, _) | (_, None) => {
@@ -37,12 +37,11 @@ pub(super) fn all_to_all(local: &Local<'_>, routing: &dyn RoutingLoad) -> Result
             }
             let query = question.query(local);
             // Rows that all ranks receive, and this rank's share of the tokens they come from.
-            let received: u64 = (0..query.parts).map(|part| routing.load(&query, part).rows).sum();
-            (received * own.rows()).div_ceil(question.tokens.max(1))
+            let received = total((0..query.parts).map(|part| routing.load(&query, part).rows));
+            product(&[received, own.rows()]).div_ceil(question.tokens.max(1))
         }
     };
-    let message_bytes = copies * row_bytes;
-    let own_bytes = own.rows() * row_bytes;
+    let (message_bytes, own_bytes) = (product(&[copies, row_bytes]), product(&[own.rows(), row_bytes]));
     let (read_bytes, write_bytes) = if dispatch { (own_bytes, message_bytes) } else { (message_bytes, own_bytes) };
     Ok(CostFacts { read_bytes, write_bytes, message_bytes, ..CostFacts::default() })
 }

@@ -1,6 +1,6 @@
 //! Routed experts on one rank: weights of the experts hit, work of the pairs computed.
 
-use super::local::Local;
+use super::local::{Local, LocalTensor, product, total};
 use super::{CostFacts, CostShape};
 use crate::routing::{RoutingLoad, RoutingQuery};
 use moetwin_models::graph::SplitError;
@@ -14,15 +14,15 @@ pub(super) fn experts(local: &Local<'_>, routing: &dyn RoutingLoad) -> Result<Co
     let load = question.ask(local, routing);
     let element = x.tensor.dtype.bytes();
     // Gate and up, down, and their biases: of the experts hit.
-    let expert_bytes: u64 = local.inputs()[3..].iter().map(super::local::LocalTensor::item_bytes).sum();
-    // The kernels between them: gate and up, activation, down, weighted sum.
-    let (wide, narrow, out) = (2 * intermediate * load.pairs, intermediate * load.pairs, hidden * load.pairs);
-    let activation = |elements: u64| elements * element;
+    let expert_bytes = total(local.inputs()[3..].iter().map(LocalTensor::item_bytes));
+    // The kernels between them: gate and up, activation, down, weighted sum. Elements a pair.
+    let activations = |per_pair: u64| product(&[load.pairs, per_pair, element]);
+    let choices = [local.input(1).bytes(), local.input(2).bytes()];
     Ok(CostFacts {
-        flops: 2 * 3 * load.pairs * hidden * intermediate,
-        weight_bytes: load.distinct * expert_bytes,
-        read_bytes: activation(out + wide + narrow + out) + local.input(1).bytes() + local.input(2).bytes(),
-        write_bytes: activation(wide + narrow + out) + local.written(),
+        flops: product(&[2 * 3, load.pairs, hidden, intermediate]),
+        weight_bytes: product(&[load.distinct, expert_bytes]),
+        read_bytes: total([activations(2 * hidden + 3 * intermediate)].into_iter().chain(choices)),
+        write_bytes: total([activations(hidden + 3 * intermediate), local.written()]),
         shape: CostShape::Experts {
             tokens: if question.exchanged { load.rows } else { x.rows() },
             hidden,

@@ -12,7 +12,8 @@
 //! | sparse index | scores, top-k |
 //! | all others | one |
 //!
-//! Counted in SGLang 0.5.9's DeepSeek, Qwen and gpt-oss paths without fusions that depend on the GPU.
+//! Routed experts and MLA as in SGLang's `fused_marlin_moe` and `forward_absorb_prepare` (read in 2026); the others follow from what
+//! the modules call. Fusions that exist on some GPUs only are left out, so a tuned engine launches fewer.
 
 use super::local::Local;
 use moetwin_models::{Op, Phase, WeightFormat};

@@ -15,6 +15,17 @@ pub(super) struct LocalTensor<'a> {
     sizes: [u64; MOST_DIMS],
 }
 
+/// A product, or the largest number where it is larger: steps may be of any length.
+pub(super) fn product(factors: &[u64]) -> u64 {
+    // A zero among the factors is known before any of them could saturate.
+    if factors.contains(&0) { 0 } else { factors.iter().fold(1, |p, f| p.saturating_mul(*f)) }
+}
+
+/// A sum, or the largest number where it is larger.
+pub(super) fn total(terms: impl IntoIterator<Item = u64>) -> u64 {
+    terms.into_iter().fold(0, u64::saturating_add)
+}
+
 /// A node on one rank.
 pub(super) struct Local<'a> {
     pub(super) graph: &'a Graph,
@@ -38,11 +49,11 @@ impl LocalTensor<'_> {
         self.sizes[1]
     }
     pub(super) fn elements(&self) -> u64 {
-        self.sizes.iter().product()
+        product(&self.sizes)
     }
     /// Bytes of one row of an activation or cache.
     pub(super) fn row_bytes(&self) -> u64 {
-        self.sizes[1..].iter().product::<u64>() * self.tensor.dtype.bytes()
+        product(&[product(&self.sizes[1..]), self.tensor.dtype.bytes()])
     }
     pub(super) fn format(&self) -> Option<WeightFormat> {
         match self.tensor.kind {
@@ -66,7 +77,7 @@ impl LocalTensor<'_> {
         match (self.format(), self.sizes()) {
             (Some(format), [outer @ .., rows, cols]) => outer.iter().product::<u64>() * format.matrix_bytes(*rows, *cols),
             (Some(format), [n]) => format.matrix_bytes(1, *n),
-            _ => self.elements() * self.tensor.dtype.bytes(),
+            _ => product(&[self.elements(), self.tensor.dtype.bytes()]),
         }
     }
     fn is_cache(&self) -> bool {
@@ -106,16 +117,16 @@ impl<'a> Local<'a> {
     }
     /// Elements of all results but caches.
     pub(super) fn output_elements(&self) -> u64 {
-        self.outputs.iter().filter(|t| !t.is_cache()).map(LocalTensor::elements).sum()
+        total(self.outputs.iter().filter(|t| !t.is_cache()).map(LocalTensor::elements))
     }
     /// Bytes of all results but caches.
     pub(super) fn written(&self) -> u64 {
-        self.outputs.iter().filter(|t| !t.is_cache()).map(LocalTensor::bytes).sum()
+        total(self.outputs.iter().filter(|t| !t.is_cache()).map(LocalTensor::bytes))
     }
     /// Every weight and activation operand read once, every result written once; caches are left to the op.
     pub(super) fn streamed(&self) -> CostFacts {
         let bytes = |weights: bool| -> u64 {
-            self.inputs.iter().filter(|t| t.format().is_some() == weights && !t.is_cache()).map(LocalTensor::bytes).sum()
+            total(self.inputs.iter().filter(|t| t.format().is_some() == weights && !t.is_cache()).map(LocalTensor::bytes))
         };
         CostFacts { weight_bytes: bytes(true), read_bytes: bytes(false), write_bytes: self.written(), ..CostFacts::default() }
     }

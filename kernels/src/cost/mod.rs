@@ -11,7 +11,7 @@ mod tests;
 
 pub use crate::routing::{RoutingLoad, RoutingQuery};
 
-use local::Local;
+use local::{Local, product};
 use moetwin_models::graph::SplitError;
 use moetwin_models::spec::Activation;
 use moetwin_models::{Graph, NodeId, Op, RankId};
@@ -135,19 +135,19 @@ fn elementwise(local: &Local<'_>) -> CostFacts {
         Op::AddRmsNorm { .. } => 5,
         _ => 1,
     };
-    CostFacts { flops: per_element * local.input_elements(0), ..local.streamed() }
+    CostFacts { flops: product(&[per_element, local.input_elements(0)]), ..local.streamed() }
 }
 
 fn embed(local: &Local<'_>) -> CostFacts {
     // One table row a token: the table itself is never read whole.
     let rows = local.output(0).rows();
     let table = local.input(1);
-    CostFacts { weight_bytes: table.weight_bytes(rows, table.cols()), ..local.streamed() }
+    CostFacts { weight_bytes: product(&[rows, table.weight_bytes(1, table.cols())]), ..local.streamed() }
 }
 
 fn linear(local: &Local<'_>) -> CostFacts {
     let (m, n, k) = (local.output(0).rows(), local.output(0).cols(), local.input(0).cols());
-    CostFacts { flops: 2 * m * n * k, shape: CostShape::Gemm { m, n, k }, ..local.streamed() }
+    CostFacts { flops: product(&[2, m, n, k]), shape: CostShape::Gemm { m, n, k }, ..local.streamed() }
 }
 
 /// Whole rows are a view of what is there already; columns have to be copied.

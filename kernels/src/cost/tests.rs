@@ -156,6 +156,17 @@ fn a_rank_without_tokens_launches_no_compute_but_takes_part_in_collectives() {
     }
 }
 
+#[test]
+fn steps_beyond_all_measure_saturate() {
+    let endless = moetwin_models::Sequence { past: 1 << 30, new: (1 << 30) - 1 };
+    for phase in [Phase::Prefill, Phase::Decode] {
+        let step = Step { phase, sequences: vec![endless; 3], logits: moetwin_models::LogitsRows::All };
+        let g = graph("kimi-k2.5", &step, &tp8());
+        let facts = all_facts(&g, 0);
+        assert!(facts.iter().any(|(_, f)| f.flops == u64::MAX));
+    }
+}
+
 /// Every built-in model, in both phases: no overflow, no fact of a node that moves nothing, and halves that add up.
 #[test]
 fn every_built_in_model_has_facts() {

@@ -53,7 +53,7 @@ pub(super) fn prepare<T: Real>(
     let count = if qk_norm_eps.is_some() { 5 } else { 3 };
     operands.expect(count, count)?;
     let qkv = operands.matrix(0, "qkv")?;
-    let positions = operands.id_vector(1, "positions", qkv.rows)?;
+    let positions = operands.positions(1, qkv.rows)?;
     operands.expect_vacated(2, "cache")?;
     check_tokens(&operands, context.sequences, qkv.rows, "qkv")?;
     let [q, cache] = operands.results(outputs)?;

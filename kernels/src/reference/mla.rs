@@ -61,7 +61,7 @@ pub(super) fn rope<T: Real>(
     operands.expect(4, 4)?;
     let q = operands.matrix(0, "q")?;
     let latent = operands.matrix(1, "latent")?;
-    let positions = operands.id_vector(2, "positions", q.rows)?;
+    let positions = operands.positions(2, q.rows)?;
     operands.expect_vacated(3, "cache")?;
     let rotation = Rotation::new(spec, positions);
     let head = nope + rotation.dim();

@@ -121,6 +121,14 @@ impl<'a, T: Real> Operands<'a, T> {
         let ids = self.ids(index, operand)?;
         if ids.cols == 1 && ids.rows == len { Ok(ids.data) } else { Err(self.wrong(operand, self.inputs[index], format!("{len} ids"))) }
     }
+    /// Positions of `len` tokens.
+    pub(super) fn positions(&self, index: usize, len: usize) -> Result<&'a [i32], ReferenceError> {
+        let positions = self.id_vector(index, "positions", len)?;
+        match positions.iter().position(|p| *p < 0) {
+            None => Ok(positions),
+            Some(row) => Err(self.value("positions", row, format!("position {} is negative", positions[row]))),
+        }
+    }
     pub(super) fn wrong(&self, operand: &'static str, array: &Array<T>, expected: impl Into<String>) -> ReferenceError {
         ReferenceError::Operand { op: self.op, operand, got: describe(array), expected: expected.into() }
     }

@@ -49,10 +49,6 @@ pub trait Real:
     fn at_least(self, other: Self) -> Self {
         if self > other { self } else { other }
     }
-    /// The smaller of two numbers, `other` where one is not a number.
-    fn at_most(self, other: Self) -> Self {
-        if self < other { self } else { other }
-    }
     /// `1 / (1 + exp(-x))`.
     fn sigmoid(self) -> Self {
         Self::ONE / (Self::ONE + (-self).exp())

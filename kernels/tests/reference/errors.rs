@@ -79,6 +79,18 @@ fn a_cache_updated_in_place_is_handed_over_as_the_result_only() {
     assert_eq!(got, "qkv_prepare: cache is real numbers [1, 4], expected vacated: it is updated in place and handed over as the result");
 }
 
+#[test]
+fn positions_nobody_has_written_are_refused() {
+    let sequences = [CacheSlot { sequence: Sequence { past: 0, new: 1 }, cache_start: 0 }];
+    let context = LocalContext { sequences: &sequences, ..LocalContext::default() };
+    let op = Op::QkvPrepare { head_dim: 2, rope: Some(rope()), qk_norm_eps: None };
+    let got = error(&op, &context, &[zeros(&[1, 6]), ids(&[1], &[i32::MIN]), Array::default()], &[zeros(&[1, 2]), zeros(&[1, 4])]);
+    assert_eq!(got, "qkv_prepare: positions row 0: position -2147483648 is negative");
+    let op = Op::MlaRope { nope: 0, rope: rope() };
+    let inputs = [zeros(&[1, 2]), zeros(&[1, 3]), ids(&[1], &[-1]), Array::default()];
+    assert_eq!(error(&op, &context, &inputs, &[zeros(&[1, 2]), zeros(&[1, 3])]), "mla_rope: positions row 0: position -1 is negative");
+}
+
 fn rope() -> RopeSpec {
     RopeSpec { dim: 2, theta: 10.0, scaling: RopeScaling::None, interleaved: true }
 }

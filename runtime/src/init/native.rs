@@ -94,11 +94,13 @@ impl InitPlan {
         let mut groups = inputs.groups.clone();
         let world = world_group(&mut groups, inputs.target.len());
         let mut plan = InitPlan { groups, ..InitPlan::default() };
+        let all = [Some(&inputs.target), inputs.draft.as_ref()].into_iter().flatten();
+        let exchanges = all.flat_map(|ranks| ranks.as_slice()).any(|facts| facts.contains(&Fact::AllToAllBuffers));
         for rank in inputs.target.ids() {
             plan.ranks.push(Vec::new());
             let workers = [(Worker::Target, Some(&inputs.target)), (Worker::Draft, inputs.draft.as_ref())];
             let forwards = workers.into_iter().filter_map(|(worker, all)| Some((worker, all?.get(rank)?))).collect();
-            NativeRank { plan: &mut plan, rank, forwards, world: (inputs.target.len() > 1).then_some(world) }.build(inputs);
+            NativeRank { plan: &mut plan, rank, forwards, world: (inputs.target.len() > 1).then_some(world), exchanges }.build(inputs);
         }
         plan
     }
@@ -110,6 +112,8 @@ struct NativeRank<'a> {
     forwards: Vec<(Worker, &'a BTreeSet<Fact>)>,
     /// `None` where there is nobody to wait for.
     world: Option<GroupId>,
+    /// Whether any rank needs all-to-all buffers.
+    exchanges: bool,
 }
 
 impl NativeRank<'_> {
@@ -127,9 +131,6 @@ impl NativeRank<'_> {
 
     fn push(&mut self, step: InitStep) {
         self.plan.push(self.rank, step);
-    }
-    fn any_requires(&self, fact: &Fact) -> bool {
-        self.forwards.iter().any(|(_, facts)| facts.contains(fact))
     }
     /// Groups whose communicators a forward pass uses, in id order: the same order on every rank, so that creation cannot deadlock.
     fn groups(&self) -> Vec<GroupId> {
@@ -164,7 +165,8 @@ impl NativeRank<'_> {
     /// KV pools come last: they are what the rest leaves.
     fn allocate(&mut self) {
         self.push(InitStep::new("reserve arena", InitPhase::Allocate).reads(Fact::Context).writes(Fact::Arena));
-        if self.any_requires(&Fact::AllToAllBuffers) {
+        // All ranks exchange addresses, those of pipeline stages without experts too: who stays away would keep the others waiting.
+        if self.exchanges {
             let exchange = InitStep::new("exchange all-to-all buffers", InitPhase::Allocate).reads(Fact::Context).reads(Fact::ProcessGroup);
             self.push(exchange.sync_if(self.world).writes(Fact::AllToAllBuffers));
         }

@@ -257,9 +257,9 @@ fn each_index_entry(dir: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<(), 
 ///
 /// The error says what is not as it should be, and where; `each` has then seen what came before it.
 pub fn parse_index(json: &[u8], each: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
-    // The parser checks only the strings that it hands out.
-    let json = std::str::from_utf8(json).map_err(|e| e.to_string())?;
-    let mut parser = serde_json::Deserializer::from_str(json);
+    // Members that are passed over would otherwise never be looked at.
+    let text = std::str::from_utf8(json).map_err(|e| format!("is not UTF-8: {e}"))?;
+    let mut parser = serde_json::Deserializer::from_str(text);
     let found = IndexFile(each).deserialize(&mut parser).map_err(|e| e.to_string())?;
     parser.end().map_err(|e| e.to_string())?;
     if found { Ok(()) } else { Err("has no weight_map".into()) }

@@ -100,7 +100,7 @@ pub(crate) fn read(
 
 fn parse(header: &[u8], mut pass: FilePass<'_>) -> Result<(), String> {
     // The parser checks only the strings that it hands out.
-    let text = std::str::from_utf8(header).map_err(|e| e.to_string())?;
+    let text = std::str::from_utf8(header).map_err(|e| format!("it is not UTF-8: {e}"))?;
     let mut json = serde_json::Deserializer::from_str(text);
     json.deserialize_map(&mut pass).and_then(|()| json.end()).map_err(|e| e.to_string())
 }
