@@ -4,6 +4,7 @@ use super::checkpoint::Checkpoint;
 use super::fault::Fault;
 use super::load::has_experts;
 use super::naming::Naming;
+use super::source::Expected;
 use moetwin_models::build::{self, BuildError};
 use moetwin_models::spec::Ffn;
 use moetwin_models::{BuildOptions, ModelSpec, Phase, Step, Tensor, TensorKind, WeightRef};
@@ -54,11 +55,17 @@ pub fn faults(checkpoint: &Checkpoint, spec: &ModelSpec, layers: Layers) -> Vec<
         for expert in 0..copies {
             match naming.sources(weight, expert) {
                 Err(e) => {
-                    faults.push(Fault::NoLoader { weight: format!("{:?} of layer {}", e.role, e.layer.unwrap_or(0)) });
+                    let place = e.layer.map_or_else(String::new, |l| format!(" of layer {l}"));
+                    faults.push(Fault::NoLoader { weight: format!("{:?}{place}", e.role), format: weight.format.name() });
                     break;
                 }
                 Ok(sources) => {
-                    for expected in sources.iter().flat_map(|s| s.tensors()) {
+                    let needed: Vec<Expected<'_>> = sources.iter().flat_map(|s| s.tensors()).collect();
+                    for (i, expected) in needed.iter().enumerate() {
+                        // Gate and up may share a tensor, whose faults are told once.
+                        if needed[..i].iter().any(|e| e.name == expected.name) {
+                            continue;
+                        }
                         if let Some((position, _)) = checkpoint.locate(&expected.name) {
                             used[position] = true;
                         }
@@ -68,8 +75,6 @@ pub fn faults(checkpoint: &Checkpoint, spec: &ModelSpec, layers: Layers) -> Vec<
             }
         }
     }
-    // Of gate and up stored in one tensor both halves find the same fault.
-    faults.dedup();
     let extra = Extra { checkpoint, naming: &naming, layers };
     let unused = checkpoint.tensors().zip(&used).filter(|(t, used)| !**used && !extra.passed_over(t.name));
     faults.extend(unused.map(|(t, _)| Fault::Extra { tensor: t.name.to_string(), found: t.dtype, shape: t.shape.to_vec() }));

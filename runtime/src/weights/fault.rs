@@ -143,11 +143,13 @@ pub enum Fault {
         /// Why it has none.
         reason: String,
     },
-    /// A weight of a family that is modelled for cost only.
-    #[error("{weight}: the tensors of this block have no loader (it is modelled for cost only)")]
+    /// A weight of a block that is modelled for cost only, or in a format that only costs are known of.
+    #[error("{weight} has no loader: blocks that are modelled for cost only have none, nor has {format} here")]
     NoLoader {
         /// Role and layer.
         weight: String,
+        /// Storage format.
+        format: String,
     },
 }
 

@@ -88,16 +88,21 @@ pub(crate) fn read(
         return faults.push(unreadable(e));
     }
     let (first, faults_before) = (entries.list.len(), faults.len());
-    let mut pass = FilePass { file, shard, data_start, entries, faults };
-    let mut json = serde_json::Deserializer::from_slice(buffer);
-    if let Err(e) = json.deserialize_map(&mut pass).and_then(|()| json.end()) {
-        pass.entries.list.truncate(first);
-        let reason = format!("header is not what safetensors prescribes: {e}");
-        return pass.faults.push(Fault::Malformed { file: file.to_string(), reason });
+    if let Err(reason) = parse(buffer, FilePass { file, shard, data_start, entries, faults }) {
+        entries.list.truncate(first);
+        let reason = format!("header is not what safetensors prescribes: {reason}");
+        return faults.push(Fault::Malformed { file: file.to_string(), reason });
     }
     if faults.len() == faults_before {
         check_coverage(file, data_start, file_bytes, entries, first, faults);
     }
+}
+
+fn parse(header: &[u8], mut pass: FilePass<'_>) -> Result<(), String> {
+    // The parser checks only the strings that it hands out.
+    let text = std::str::from_utf8(header).map_err(|e| format!("it is not UTF-8: {e}"))?;
+    let mut json = serde_json::Deserializer::from_str(text);
+    json.deserialize_map(&mut pass).and_then(|()| json.end()).map_err(|e| e.to_string())
 }
 
 /// Every byte after the header must belong to exactly one tensor. (Not asked of a file with refused entries: the bytes of those would

@@ -101,6 +101,11 @@ fn headers_that_are_not_headers_say_so() {
     ] {
         assert!(told(raw_file(header, 0)).starts_with("memory: header is not what safetensors prescribes: "), "{header}");
     }
+    let mut file = raw_file(r#"{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0],"?":"?"}}"#, 0);
+    assert!(Checkpoint::from_bytes("memory", file.clone()).is_ok(), "a member that no one reads");
+    let mark = file.iter().rposition(|b| *b == b'?').unwrap();
+    file[mark] = 0x9b;
+    assert!(told(file).contains("invalid utf-8 sequence"));
     assert!(Checkpoint::from_bytes("memory", raw_file("{}", 0)).unwrap().is_empty());
 }
 
