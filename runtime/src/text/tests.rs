@@ -176,3 +176,17 @@ proptest! {
         }
     }
 }
+
+/// Found by fuzzing: the library panics on members that are no strings where it expects names.
+#[test]
+fn a_file_that_is_no_tokenizer_is_refused_without_a_panic() {
+    for json in [
+        r#"{"version": "1.0", "decoder": {1: 2}}"#,
+        r#"{"version": "1.0", "model": {"type": "BPE"}, "decoder": {"type": 5}}"#,
+        "[]",
+        "\u{0}",
+    ] {
+        let error = TextModel::from_bytes("tokenizer.json", json.as_bytes(), 8).err().map(|e| e.to_string());
+        assert!(error.is_some_and(|e| e.contains("tokenizer.json")), "{json}");
+    }
+}

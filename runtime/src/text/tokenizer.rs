@@ -81,7 +81,11 @@ impl TextModel {
     /// The tokenizer of a file's contents; `file` names it in errors.
     pub fn from_bytes(file: &str, json: &[u8], vocab: u64) -> Result<Self, TextError> {
         let malformed = |reason: String| TextError::Malformed { file: file.to_string(), reason };
-        let mut tokenizer = Tokenizer::from_bytes(json).map_err(|e| malformed(e.to_string()))?;
+        serde_json::from_slice::<serde_json::Value>(json).map_err(|e| malformed(e.to_string()))?;
+        // The library panics on some files that are JSON and no tokenizer; what a user hands over must not end the process.
+        let read = std::panic::catch_unwind(|| Tokenizer::from_bytes(json));
+        let read = read.map_err(|_| malformed("is JSON, but not what a tokenizer is described by".to_owned()))?;
+        let mut tokenizer = read.map_err(|e| malformed(e.to_string()))?;
         // What a file may ask for training batches would cut or pad a prompt.
         tokenizer.with_truncation(None).map_err(|e| malformed(e.to_string()))?;
         tokenizer.with_padding(None);

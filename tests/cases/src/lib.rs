@@ -12,7 +12,6 @@ pub mod init_plans;
 mod machine;
 pub mod models;
 mod safetensors;
-mod tokenizer;
 
 pub use config::check_config;
 pub use graph_text::check_graph_text;
@@ -20,7 +19,6 @@ pub use index::check_index;
 pub use init_plans::check_init_plan;
 pub use machine::check_machine;
 pub use safetensors::check_safetensors;
-pub use tokenizer::check_tokenizer;
 
 /// Takes any bytes and panics where a promise is broken.
 pub type Check = fn(&[u8]);
@@ -33,7 +31,6 @@ pub const TARGETS: &[(&str, Check)] = &[
     ("machine", check_machine),
     ("safetensors", check_safetensors),
     ("index", check_index),
-    ("tokenizer", check_tokenizer),
 ];
 
 /// What every rejection must be: a reason of a readable length, whatever the input was.
