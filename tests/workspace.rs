@@ -11,9 +11,10 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("runtime", &["models", "kernels"]),
     ("runtime/cuda", &["models", "kernels", "runtime"]),
     ("sim", &["models", "kernels", "runtime"]),
-    ("tests/cases", &["models", "kernels", "runtime", "sim"]),
+    ("sim/engines", &["models", "kernels", "runtime", "sim"]),
+    ("tests/cases", &["models", "kernels", "runtime", "sim", "engines"]),
     ("fuzz", &["cases"]),
-    (".", &["models", "kernels", "runtime", "cuda", "sim", "cases"]),
+    (".", &["models", "kernels", "runtime", "cuda", "sim", "engines", "cases"]),
 ];
 
 /// The files that may hold unsafe code, each with `#![allow(unsafe_code)]` of its own.
