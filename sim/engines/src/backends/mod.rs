@@ -2,7 +2,7 @@
 
 mod support;
 
-pub use support::{Kernel, KERNELS, Op, kernel};
+pub use support::{KERNELS, Kernel, Op, kernel};
 
 use crate::hardware::Hardware;
 use crate::model::{AttentionKind, Model};
@@ -84,7 +84,7 @@ const fn vllm(op: Op, range: Range, when: fn(&Facts<'_>) -> bool, name: &'static
 /// Every implicit default.
 pub const DEFAULTS: &[Default] = &[
     sgl(Op::Attention, Range::ALL, |f| f.class_is(&["DeepseekV4"]), "dsv4", "DeepSeek-V4 has an attention of its own"),
-    sgl(Op::Attention, Range::since("0.5.4"), Facts::sparse, "nsa", "sparse attention has one backend"),
+    sgl(Op::Attention, Range::since("0.5.4"), |f| f.sparse(), "nsa", "sparse attention has one backend"),
     sgl(Op::Attention, Range::ALL, |f| f.model.sinks && f.major() == 10, "trtllm_mha", "attention sinks on SM100"),
     sgl(Op::Attention, Range::ALL, |f| f.model.sinks && f.major() == 9, "fa3", "attention sinks on SM90"),
     sgl(Op::Attention, Range::ALL, |f| f.model.sinks, "triton", "attention sinks elsewhere"),
@@ -97,7 +97,7 @@ pub const DEFAULTS: &[Default] = &[
         "latent attention on SM100",
     ),
     sgl(Op::Attention, Range::ALL, |f| f.mla() && f.major() == 10, "flashinfer", "latent attention on SM100"),
-    sgl(Op::Attention, Range::ALL, Facts::mla, "triton", "latent attention without kernels of SM90 or SM100"),
+    sgl(Op::Attention, Range::ALL, |f| f.mla(), "triton", "latent attention without kernels of SM90 or SM100"),
     sgl(Op::Attention, Range::ALL, |f| f.major() == 9 && topk(f) == 1, "fa3", "SM90"),
     sgl(Op::Attention, Range::since("0.5.9"), |f| f.major() == 10 && topk(f) == 1, "trtllm_mha", "SM100"),
     sgl(Op::Attention, Range::ALL, |_| true, "flashinfer", "the general default"),
@@ -140,22 +140,40 @@ pub const DEFAULTS: &[Default] = &[
     sgl(Op::Moe, Range::ALL, |_| true, "triton", "the general default"),
     vllm(Op::Attention, Range::ALL, |f| f.class_is(&["DeepseekV4"]), "DSV4", "DeepSeek-V4 has an attention of its own"),
     vllm(Op::Attention, Range::ALL, |f| f.sparse() && f.major() == 12, "B12X_MLA_SPARSE", "sparse attention on SM12x"),
-    vllm(Op::Attention, Range::ALL, Facts::sparse, "FLASHMLA_SPARSE", "sparse attention"),
+    vllm(Op::Attention, Range::ALL, |f| f.sparse(), "FLASHMLA_SPARSE", "sparse attention"),
     vllm(Op::Attention, Range::since("0.12.0"), |f| f.mla() && f.major() == 10, "FLASHINFER_MLA", "latent attention on SM100"),
     vllm(Op::Attention, Range::ALL, |f| f.mla() && f.major() == 10, "CUTLASS_MLA", "latent attention on SM100"),
     vllm(Op::Attention, Range::since("0.11.0"), |f| f.mla() && f.major() == 9, "FLASH_ATTN_MLA", "latent attention on SM90"),
     vllm(Op::Attention, Range::ALL, |f| f.mla() && f.major() == 9, "FLASHMLA", "latent attention on SM90"),
-    vllm(Op::Attention, Range::ALL, Facts::mla, "TRITON_MLA", "latent attention without kernels of SM90 or SM100"),
-    vllm(Op::Attention, Range::since("0.10.2"), |f| f.model.sinks && f.major() != 9 && f.major() != 10, "TRITON_ATTN", "attention sinks without FlashAttention 3"),
+    vllm(Op::Attention, Range::ALL, |f| f.mla(), "TRITON_MLA", "latent attention without kernels of SM90 or SM100"),
+    vllm(
+        Op::Attention,
+        Range::since("0.10.2"),
+        |f| f.model.sinks && f.major() != 9 && f.major() != 10,
+        "TRITON_ATTN",
+        "attention sinks without FlashAttention 3",
+    ),
     vllm(Op::Attention, Range::since("0.10.1"), |f| f.model.sinks && f.major() == 10, "FLASHINFER", "attention sinks on SM100"),
     vllm(Op::Attention, Range::since("0.11.1"), |f| f.major() == 10, "FLASHINFER", "SM100"),
-    vllm(Op::Attention, Range::since("0.11.0"), |f| f.settings.kv_dtype.starts_with("fp8") && f.sm != 90, "FLASHINFER", "an FP8 cache without FlashAttention 3"),
+    vllm(
+        Op::Attention,
+        Range::since("0.11.0"),
+        |f| f.settings.kv_dtype.starts_with("fp8") && f.sm != 90,
+        "FLASHINFER",
+        "an FP8 cache without FlashAttention 3",
+    ),
     vllm(Op::Attention, Range::ALL, |f| f.sm < 80 && f.sm > 0, "TRITON_ATTN", "below SM80"),
     vllm(Op::Attention, Range::ALL, |_| true, "FLASH_ATTN", "the general default"),
     vllm(Op::Moe, Range::ALL, |f| f.scheme(&["mxfp4"]) && f.major() == 10, "flashinfer_trtllm", "MXFP4 on SM100"),
     vllm(Op::Moe, Range::ALL, |f| f.scheme(&["mxfp4"]) && f.major() == 9, "triton", "MXFP4 on SM90"),
     vllm(Op::Moe, Range::ALL, |f| f.scheme(&["mxfp4"]), "marlin", "MXFP4 as weights only"),
-    vllm(Op::Moe, Range::ALL, |f| f.scheme(&["nvfp4"]) && f.model.weights.weight_only, "marlin", "the checkpoint's scheme is W4A16, which the other backends do not list"),
+    vllm(
+        Op::Moe,
+        Range::ALL,
+        |f| f.scheme(&["nvfp4"]) && f.model.weights.weight_only,
+        "marlin",
+        "the checkpoint's scheme is W4A16, which the other backends do not list",
+    ),
     vllm(Op::Moe, Range::ALL, |f| f.scheme(&["nvfp4"]) && f.sm < 100, "marlin", "NVFP4 as weights only below SM100"),
     vllm(
         Op::Moe,
@@ -179,6 +197,14 @@ pub const DEFAULTS: &[Default] = &[
     vllm(Op::Moe, Range::ALL, |f| f.scheme(&["fp8"]) && matches!(f.major(), 9 | 10), "deep_gemm", "block-FP8 with DeepGEMM"),
     vllm(Op::Moe, Range::ALL, |_| true, "triton", "the general default"),
 ];
+
+/// NVFP4 checkpoints whose scheme leaves activations in 16 bit (W4A16), by the catalog's name, with where that was logged.
+const WEIGHT_ONLY_NVFP4: &[(&str, &str)] = &[("qwen3.6-35b-a3b", "selection reasons logged by vLLM of 2026-06")];
+
+/// Whether an NVFP4 checkpoint of this model is a weight-only one.
+pub fn nvfp4_weight_only(model: &Model) -> bool {
+    model.weights.method == "nvfp4" && WEIGHT_ONLY_NVFP4.iter().any(|(name, _)| model.name == *name)
+}
 
 fn topk(f: &Facts<'_>) -> u32 {
     f.settings.flag("--speculative-eagle-topk").and_then(|t| t.parse().ok()).unwrap_or(1)

@@ -49,7 +49,18 @@ const fn row(engine: Engine, op: Op, name: &'static str, sms: &'static [(u32, u3
         (Engine::Vllm, Op::Attention) => "TRITON_MLA",
         (_, Op::Moe) => "auto",
     };
-    Kernel { engine, op, name, range: Range::ALL, sms, scheme: "", phase, otherwise, instead, source: "kernel build lists of the engine and of FlashInfer" }
+    Kernel {
+        engine,
+        op,
+        name,
+        range: Range::ALL,
+        sms,
+        scheme: "",
+        phase,
+        otherwise,
+        instead,
+        source: "kernel build lists of the engine and of FlashInfer",
+    }
 }
 
 const fn ranged(kernel: Kernel, range: Range) -> Kernel {
@@ -74,12 +85,22 @@ pub const KERNELS: &[Kernel] = &[
     row(V, M, "flashinfer_b12x", SM120, Phase::Load, "the b12x kernels are built for SM120 and SM121"),
     row(V, M, "b12x", SM120, Phase::Load, "the b12x kernels are built for SM120 and SM121"),
     row(V, M, "flashinfer_cutlass", &[(90, 121)], Phase::Load, "FlashInfer's CUTLASS MoE is built for SM90 and later"),
-    instead(of_scheme(row(V, M, "flashinfer_cutlass", &[(100, 121)], Phase::Load, "NVFP4 tensor cores exist from SM100 on"), "nvfp4"), "marlin"),
+    instead(
+        of_scheme(row(V, M, "flashinfer_cutlass", &[(100, 121)], Phase::Load, "NVFP4 tensor cores exist from SM100 on"), "nvfp4"),
+        "marlin",
+    ),
     instead(of_scheme(row(V, M, "cutlass", &[(100, 121)], Phase::Load, "NVFP4 tensor cores exist from SM100 on"), "nvfp4"), "marlin"),
     row(V, M, "marlin", &[(75, 200)], Phase::Load, "Marlin needs SM75 or later"),
     instead(
         of_scheme(
-            row(V, M, "triton", &[(89, 200)], Phase::Warmup, "Triton cannot compile e4m3 (fp8e4nv) below SM89; it shows in the profile run, which looks like a memory step"),
+            row(
+                V,
+                M,
+                "triton",
+                &[(89, 200)],
+                Phase::Warmup,
+                "Triton cannot compile e4m3 (fp8e4nv) below SM89; it shows in the profile run, which looks like a memory step",
+            ),
             "fp8",
         ),
         "marlin",

@@ -3,8 +3,8 @@
 mod nearest;
 mod words;
 
-pub use nearest::nearest;
 pub(crate) use nearest::distance;
+pub use nearest::nearest;
 pub use words::{Unclosed, Word, split};
 
 use crate::flags::{self, Flag, Value};
@@ -322,20 +322,27 @@ mod tests {
 
     #[test]
     fn dotted_flags_are_fields_of_json_values() {
-        let c = of("vllm serve m --attention_config.use_fp4_indexer_cache=True --speculative-config {\"method\":\"mtp\"} --speculative-config.num_speculative_tokens 2");
+        let c = of(
+            "vllm serve m --attention_config.use_fp4_indexer_cache=True --speculative-config {\"method\":\"mtp\"} --speculative-config.num_speculative_tokens 2",
+        );
         assert_eq!(c.value("--attention-config"), Some("{\"use_fp4_indexer_cache\":true}"));
         assert_eq!(c.value("--speculative-config"), Some("{\"method\":\"mtp\",\"num_speculative_tokens\":2}"));
     }
 
     #[test]
     fn containers_and_environments_are_read() {
-        let c = of("docker run --gpus all -e NCCL_P2P_DISABLE=1 --env A=b lmsysorg/sglang:v0.5.9 \\\n python3 -m sglang.launch_server --model-path x --port 1 2>&1 | tee log");
+        let c = of(
+            "docker run --gpus all -e NCCL_P2P_DISABLE=1 --env A=b lmsysorg/sglang:v0.5.9 \\\n python3 -m sglang.launch_server --model-path x --port 1 2>&1 | tee log",
+        );
         assert_eq!(c.image_tag.as_deref(), Some("v0.5.9"));
         assert_eq!(c.env.get("NCCL_P2P_DISABLE").map(String::as_str), Some("1"));
         assert_eq!(c.env.get("A").map(String::as_str), Some("b"));
         assert!(c.stray.is_empty(), "{:?}", c.stray);
         let v = of("docker run --rm vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-30B-A3B -tp 2");
-        assert_eq!((v.engine, v.model.as_deref(), v.image_tag.as_deref()), (Some(Engine::Vllm), Some("Qwen/Qwen3-30B-A3B"), Some("v0.11.0")));
+        assert_eq!(
+            (v.engine, v.model.as_deref(), v.image_tag.as_deref()),
+            (Some(Engine::Vllm), Some("Qwen/Qwen3-30B-A3B"), Some("v0.11.0"))
+        );
         let e = of("CUDA_VISIBLE_DEVICES=0,1 vllm serve m");
         assert_eq!(e.env.get("CUDA_VISIBLE_DEVICES").map(String::as_str), Some("0,1"));
         assert_eq!(parse("ls -l", &Version::newest(Engine::Vllm)), Err(CommandError::NoEngine));

@@ -115,10 +115,9 @@ mod tests {
 
     #[test]
     fn tables_are_well_formed_and_name_each_flag_once() {
-        for (engine, text) in [
-            (Engine::Sglang, include_str!("../../data/sglang-flags.txt")),
-            (Engine::Vllm, include_str!("../../data/vllm-flags.txt")),
-        ] {
+        for (engine, text) in
+            [(Engine::Sglang, include_str!("../../data/sglang-flags.txt")), (Engine::Vllm, include_str!("../../data/vllm-flags.txt"))]
+        {
             let mut seen = std::collections::BTreeSet::new();
             for line in text.lines().filter(|l| !l.starts_with('#') && !l.trim().is_empty()) {
                 let columns: Vec<&str> = line.split(" | ").collect();

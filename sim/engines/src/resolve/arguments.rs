@@ -23,7 +23,11 @@ fn one(given: &Given, version: &Version) -> Option<Finding> {
     if flag.effect == Effect::Inert {
         let message = format!("{} is accepted, but no code of {} reads it: it has no effect", given.written, engine.title());
         let note = Finding::fails(Phase::Parse, Kind::FlagConflict, "flag_has_a_reader", message);
-        return Some(note.outcome(Outcome::Note).argument(&given.written).source(format!("{} 0.5.8 to 0.5.23: no reader of the field", engine.title())));
+        return Some(
+            note.outcome(Outcome::Note)
+                .argument(&given.written)
+                .source(format!("{} 0.5.8 to 0.5.23: no reader of the field", engine.title())),
+        );
     }
     let value = given.value.as_deref()?;
     if value.starts_with('<') {
@@ -78,7 +82,11 @@ fn gone(given: &Given, flag: &Flag, instead: &str, version: &Version) -> Finding
 fn number(given: &Given, flag: &Flag, value: &str) -> Option<Finding> {
     let plain = value.trim_end_matches(['k', 'K', 'm', 'M', 'g', 'G']);
     let fits = match flag.value {
-        Value::Int => plain.parse::<i64>().is_ok() || plain.parse::<f64>().is_ok_and(|n| plain.len() < value.len() && n.is_finite()) || value == "auto",
+        Value::Int => {
+            plain.parse::<i64>().is_ok()
+                || plain.parse::<f64>().is_ok_and(|n| plain.len() < value.len() && n.is_finite())
+                || value == "auto"
+        }
         _ => plain.parse::<f64>().is_ok_and(f64::is_finite),
     };
     if fits {

@@ -11,15 +11,30 @@ const ARGS: &str = "sglang/srt/server_args.py (0.5.9)";
 
 pub(super) const STEPS: &[Step] = &[
     Step { name: "parallel sizes as given", range: Range::ALL, source: ARGS, run: sizes },
-    Step { name: "retired MoE switches", range: Range::until("0.5.2"), source: "sglang/srt/server_args.py (0.5.0): deprecated switches", run: retired },
+    Step {
+        name: "retired MoE switches",
+        range: Range::until("0.5.2"),
+        source: "sglang/srt/server_args.py (0.5.0): deprecated switches",
+        run: retired,
+    },
     Step { name: "plain values", range: Range::ALL, source: ARGS, run: plain },
     Step { name: "_handle_gpu_memory_settings: chunk and graph defaults", range: Range::ALL, source: ARGS, run: memory_defaults },
     Step { name: "_handle_model_specific_adjustments: quantization", range: Range::ALL, source: ARGS, run: quantization },
     Step { name: "_handle_model_specific_adjustments: backends", range: Range::ALL, source: ARGS, run: model_backends },
     Step { name: "_handle_data_parallelism", range: Range::ALL, source: ARGS, run: data_parallelism },
-    Step { name: "_handle_moe_kernel_config", range: Range::since("0.5.2"), source: "sglang/srt/server_args.py 2236 (0.5.9)", run: moe_kernel },
+    Step {
+        name: "_handle_moe_kernel_config",
+        range: Range::since("0.5.2"),
+        source: "sglang/srt/server_args.py 2236 (0.5.9)",
+        run: moe_kernel,
+    },
     Step { name: "_handle_a2a_moe", range: Range::ALL, source: ARGS, run: a2a },
-    Step { name: "_handle_a2a_moe: flashinfer needs full attention DP", range: Range::since("0.5.20"), source: "sglang/srt/arg_groups/moe_hook.py (0.5.23)", run: flashinfer_needs_dp },
+    Step {
+        name: "_handle_a2a_moe: flashinfer needs full attention DP",
+        range: Range::since("0.5.20"),
+        source: "sglang/srt/arg_groups/moe_hook.py (0.5.23)",
+        run: flashinfer_needs_dp,
+    },
     Step { name: "_handle_eplb_and_dispatch", range: Range::ALL, source: ARGS, run: eplb },
     Step { name: "_handle_speculative_decoding", range: Range::ALL, source: ARGS, run: speculative },
     Step { name: "graph batch sizes", range: Range::ALL, source: ARGS, run: graph_sizes },
@@ -78,8 +93,14 @@ fn plain(d: &mut Draft<'_>) {
 }
 
 /// Defaults by GPU memory: (below MiB, chunk of a prefill, largest captured batch with tp < 4 and with tp >= 4).
-const BY_MEMORY: &[(f64, u64, u32, u32)] =
-    &[(20.0, 2048, 8, 8), (35.0, 2048, 24, 80), (60.0, 4096, 32, 160), (90.0, 8192, 256, 512), (160.0, 8192, 256, 512), (f64::INFINITY, 16384, 512, 512)];
+const BY_MEMORY: &[(f64, u64, u32, u32)] = &[
+    (20.0, 2048, 8, 8),
+    (35.0, 2048, 24, 80),
+    (60.0, 4096, 32, 160),
+    (90.0, 8192, 256, 512),
+    (160.0, 8192, 256, 512),
+    (f64::INFINITY, 16384, 512, 512),
+];
 
 fn memory_defaults(d: &mut Draft<'_>) {
     let (chunk, few, many) = match d.hardware.memory_gib {
@@ -103,7 +124,8 @@ fn quantization(d: &mut Draft<'_>) {
     let from_checkpoint = d.model.weights.checkpoint_method.clone();
     match d.word("--quantization").map(str::to_owned) {
         Some(given) => {
-            d.settings.online_quantization = from_checkpoint.is_none() && matches!(given.as_str(), "fp8" | "mxfp8" | "w8a8_fp8" | "mxfp4" | "nvfp4_online");
+            d.settings.online_quantization =
+                from_checkpoint.is_none() && matches!(given.as_str(), "fp8" | "mxfp8" | "w8a8_fp8" | "mxfp4" | "nvfp4_online");
             d.settings.quantization = Some(given);
         }
         None => {
@@ -128,7 +150,11 @@ fn model_backends(d: &mut Draft<'_>) {
     let given = d.word("--attention-backend").or(d.word("--decode-attention-backend")).map(str::to_owned);
     d.settings.attention_backend = given.unwrap_or_else(|| {
         let choice = backends::sglang_attention(d.model, &d.settings, d.hardware);
-        d.settings.writes.push(crate::settings::Write { field: "attention_backend", value: choice.name.to_owned(), by: choice.why.to_owned() });
+        d.settings.writes.push(crate::settings::Write {
+            field: "attention_backend",
+            value: choice.name.to_owned(),
+            by: choice.why.to_owned(),
+        });
         choice.name.to_owned()
     });
     let page = match d.settings.attention_backend.as_str() {
@@ -186,12 +212,14 @@ fn moe_kernel(d: &mut Draft<'_>) {
     }
     let (ep, tp) = (d.settings.ep, d.settings.tp);
     if runner == "flashinfer_cutlass" && ep != 1 && ep != tp {
-        let message = format!("--moe-runner-backend flashinfer_cutlass needs --ep-size 1 or {tp} (the tensor-parallel size), and it is {ep}");
+        let message =
+            format!("--moe-runner-backend flashinfer_cutlass needs --ep-size 1 or {tp} (the tensor-parallel size), and it is {ep}");
         let finding = conflict("flashinfer_cutlass_ep_is_one_or_tp", message).argument("--ep-size");
         d.findings.push(finding.fix(Fix::set("--ep-size", tp)).fix(Fix::set("--ep-size", 1)));
     }
     if runner == "cutlass" && ep != 1 && quantization.as_deref().is_some_and(|m| m.contains("fp8")) {
-        let finding = conflict("cutlass_fp8_runner_without_ep", format!("--moe-runner-backend cutlass with FP8 needs --ep-size 1, and it is {ep}"));
+        let finding =
+            conflict("cutlass_fp8_runner_without_ep", format!("--moe-runner-backend cutlass with FP8 needs --ep-size 1, and it is {ep}"));
         d.findings.push(finding.argument("--ep-size").fix(Fix::set("--ep-size", 1)));
     }
 }
@@ -217,7 +245,8 @@ fn a2a(d: &mut Draft<'_>) {
     }
     if backend == "flashinfer" {
         if d.settings.moe_backend != "flashinfer_cutlass" && !d.settings.version.at_least("0.5.20") {
-            let message = format!("--moe-a2a-backend flashinfer needs --moe-runner-backend flashinfer_cutlass, and it is {}", d.settings.moe_backend);
+            let message =
+                format!("--moe-a2a-backend flashinfer needs --moe-runner-backend flashinfer_cutlass, and it is {}", d.settings.moe_backend);
             let finding = conflict("flashinfer_a2a_needs_cutlass_runner", message).argument("--moe-a2a-backend");
             d.findings.push(finding.fix(Fix::set("--moe-runner-backend", "flashinfer_cutlass")).fix(Fix::remove("--moe-a2a-backend")));
         }
@@ -269,7 +298,8 @@ fn speculative(d: &mut Draft<'_>) {
     let Some(method) = d.word("--speculative-algorithm").map(str::to_owned) else {
         // `<MTP flags>` stands for them.
         if d.command.placeholders.iter().any(|p| p.to_lowercase().contains("mtp")) {
-            d.settings.speculative = Some(Speculative { method: "EAGLE".to_owned(), steps: 3, topk: 1, draft_tokens: 3, draft_model: None });
+            d.settings.speculative =
+                Some(Speculative { method: "EAGLE".to_owned(), steps: 3, topk: 1, draft_tokens: 3, draft_model: None });
             d.settings.assumptions.push("the placeholder for MTP flags is taken as EAGLE with 3 steps".to_owned());
         }
         return;
@@ -293,11 +323,24 @@ fn speculative(d: &mut Draft<'_>) {
         d.settings.wrote("speculative_num_draft_tokens", draft_tokens, "topk 1 verifies num_steps + 1 tokens");
     }
     let draft_model = d.word("--speculative-draft-model-path").map(str::to_owned);
-    let own_layers = d.class_is(&["Deepseek", "Glm4Moe", "GlmMoeDsa", "Bailing", "MiMo", "Qwen3Next", "Qwen3_5", "LongcatFlash", "Ernie", "Exaone", "Step3"])
-        || d.model.mtp_layers.is_some_and(|n| n > 0) || d.model.class.is_none();
+    let own_layers = d.class_is(&[
+        "Deepseek",
+        "Glm4Moe",
+        "GlmMoeDsa",
+        "Bailing",
+        "MiMo",
+        "Qwen3Next",
+        "Qwen3_5",
+        "LongcatFlash",
+        "Ernie",
+        "Exaone",
+        "Step3",
+    ]) || d.model.mtp_layers.is_some_and(|n| n > 0)
+        || d.model.class.is_none();
     if eagle && method != "STANDALONE" && draft_model.is_none() && !own_layers {
         let class = d.model.class.clone().unwrap_or_default();
-        let message = format!("--speculative-algorithm {method} needs --speculative-draft-model-path: {class} has no draft layers of its own");
+        let message =
+            format!("--speculative-algorithm {method} needs --speculative-draft-model-path: {class} has no draft layers of its own");
         let finding = conflict("draft_model_is_given", message).argument("--speculative-algorithm");
         d.findings.push(finding.fix(Fix::remove("--speculative-algorithm")));
     }
@@ -319,21 +362,36 @@ fn forbidden(d: &mut Draft<'_>, method: &str, topk: u32) {
         d.findings.push(conflict(invariant, message).argument(flag).fix(Fix::remove(flag)).fix(Fix::remove("--speculative-algorithm")));
     };
     if d.settings.pp > 1 {
-        refuse("speculation_without_pipeline", format!("--speculative-algorithm {method} does not work with --pp-size {}", d.settings.pp), "--pp-size");
+        refuse(
+            "speculation_without_pipeline",
+            format!("--speculative-algorithm {method} does not work with --pp-size {}", d.settings.pp),
+            "--pp-size",
+        );
     }
     if matches!(method, "STANDALONE" | "NGRAM") && d.settings.dp_attention {
-        refuse("standalone_draft_without_attention_dp", format!("--speculative-algorithm {method} does not work with --enable-dp-attention"), "--enable-dp-attention");
+        refuse(
+            "standalone_draft_without_attention_dp",
+            format!("--speculative-algorithm {method} does not work with --enable-dp-attention"),
+            "--enable-dp-attention",
+        );
     }
     if d.settings.attention_backend == "trtllm_mha" && topk > 1 && d.settings.has("--attention-backend") {
-        refuse("trtllm_mha_needs_topk_one", format!("--attention-backend trtllm_mha drafts with --speculative-eagle-topk 1 only, and it is {topk}"), "--speculative-eagle-topk");
+        refuse(
+            "trtllm_mha_needs_topk_one",
+            format!("--attention-backend trtllm_mha drafts with --speculative-eagle-topk 1 only, and it is {topk}"),
+            "--speculative-eagle-topk",
+        );
     }
     let paged = topk > 1 && d.settings.page_size > 1 && !matches!(d.settings.attention_backend.as_str(), "flashinfer" | "fa3");
     if paged {
         let (page, backend) = (d.settings.page_size, d.settings.attention_backend.clone());
-        refuse("tree_drafts_need_page_one", format!("--speculative-eagle-topk {topk} with pages of {page} tokens works on flashinfer and fa3 only, and the attention backend is {backend}"), "--speculative-eagle-topk");
-    }
-    if d.on("--enable-mixed-chunk") && d.settings.pp > 1 {
-        refuse("mixed_chunk_without_pipeline", "--enable-mixed-chunk does not work with pipeline stages".to_owned(), "--enable-mixed-chunk");
+        refuse(
+            "tree_drafts_need_page_one",
+            format!(
+                "--speculative-eagle-topk {topk} with pages of {page} tokens works on flashinfer and fa3 only, and the attention backend is {backend}"
+            ),
+            "--speculative-eagle-topk",
+        );
     }
 }
 
@@ -344,10 +402,18 @@ fn graph_sizes(d: &mut Draft<'_>) {
     let max = d.settings.graphs.max_batch;
     let all: Vec<u32> = match d.word("--cuda-graph-bs") {
         Some(list) => list.split([' ', ',']).filter_map(|n| n.parse().ok()).collect(),
-        None if d.settings.speculative.is_some() => {
-            (1..9).chain((10..33).step_by(2)).chain((40..65).step_by(4)).chain((72..257).step_by(8)).chain((272..=max.max(272)).step_by(16)).collect()
-        }
-        None => [1, 2, 4, 8, 12].into_iter().chain((16..257).step_by(8)).chain((272..512).step_by(16)).chain((512..=max.max(512)).step_by(32)).collect(),
+        None if d.settings.speculative.is_some() => (1..9)
+            .chain((10..33).step_by(2))
+            .chain((40..65).step_by(4))
+            .chain((72..257).step_by(8))
+            .chain((272..=max.max(272)).step_by(16))
+            .collect(),
+        None => [1, 2, 4, 8, 12]
+            .into_iter()
+            .chain((16..257).step_by(8))
+            .chain((272..512).step_by(16))
+            .chain((512..=max.max(512)).step_by(32))
+            .collect(),
     };
     // An all-to-all backend without attention DP gathers over the attention ranks: the tokens of a graph must divide among them.
     let gathered = d.settings.a2a_active && !d.settings.dp_attention;
@@ -395,8 +461,10 @@ fn check(d: &mut Draft<'_>) {
     }
     let cp = d.count("--attn-cp-size").unwrap_or(1);
     if cp > 1 && (tp % cp != 0 || tp % (d.settings.dp * cp) != 0 || pp != 1) {
-        let message = format!("--attn-cp-size {cp} needs tp to be a multiple of dp x cp and no pipeline; tp is {tp}, dp {}, pp {pp}", d.settings.dp);
-        d.findings.push(Finding::fails(Phase::Parse, Kind::Divisibility, "tp_divisible_by_context_parallel", message).argument("--attn-cp-size"));
+        let message =
+            format!("--attn-cp-size {cp} needs tp to be a multiple of dp x cp and no pipeline; tp is {tp}, dp {}, pp {pp}", d.settings.dp);
+        d.findings
+            .push(Finding::fails(Phase::Parse, Kind::Divisibility, "tp_divisible_by_context_parallel", message).argument("--attn-cp-size"));
     }
     if pp > 1 && d.on("--enable-mixed-chunk") {
         let finding = conflict("mixed_chunk_without_pipeline", format!("--enable-mixed-chunk does not work with --pp-size {pp}"));
@@ -404,7 +472,8 @@ fn check(d: &mut Draft<'_>) {
     }
     let lora = d.on("--enable-lora") || d.settings.has("--lora-paths");
     if let Some(s) = d.settings.speculative.as_ref().filter(|s| lora && s.method != "NGRAM") {
-        let finding = conflict("lora_without_speculation", format!("LoRA works with speculative decoding by NGRAM only, and it is {}", s.method));
+        let finding =
+            conflict("lora_without_speculation", format!("LoRA works with speculative decoding by NGRAM only, and it is {}", s.method));
         d.findings.push(finding.argument("--speculative-algorithm").fix(Fix::remove("--speculative-algorithm")));
     }
     if d.settings.a2a == "mori" && d.settings.max_batched_tokens.is_some_and(|c| c > 4096) {

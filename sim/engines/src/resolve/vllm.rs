@@ -12,10 +12,20 @@ const ARGS: &str = "vllm/engine/arg_utils.py, vllm/config (0.16.0)";
 pub(super) const STEPS: &[Step] = &[
     Step { name: "parallel sizes", range: Range::ALL, source: ARGS, run: sizes },
     Step { name: "plain values", range: Range::ALL, source: ARGS, run: plain },
-    Step { name: "all-to-all backend", range: Range::ALL, source: "vllm/config/parallel.py; vllm/distributed/device_communicators", run: a2a },
+    Step {
+        name: "all-to-all backend",
+        range: Range::ALL,
+        source: "vllm/config/parallel.py; vllm/distributed/device_communicators",
+        run: a2a,
+    },
     Step { name: "quantization", range: Range::ALL, source: "vllm/config/model.py _verify_quantization", run: quantization },
     Step { name: "speculative decoding", range: Range::ALL, source: "vllm/config/speculative.py", run: speculative },
-    Step { name: "batched tokens and sequences", range: Range::ALL, source: "vllm/engine/arg_utils.py _set_default_max_num_seqs_and_batched_tokens_args", run: batch_defaults },
+    Step {
+        name: "batched tokens and sequences",
+        range: Range::ALL,
+        source: "vllm/engine/arg_utils.py _set_default_max_num_seqs_and_batched_tokens_args",
+        run: batch_defaults,
+    },
     Step { name: "backends", range: Range::ALL, source: "vllm/platforms/cuda.py; vllm/model_executor/layers/fused_moe", run: choose },
     Step { name: "CUDA graphs", range: Range::ALL, source: "vllm/config/compilation.py", run: graphs },
     Step { name: "checks of combinations", range: Range::ALL, source: "vllm/config/parallel.py, vllm/config/vllm.py", run: check },
@@ -52,7 +62,8 @@ fn plain(d: &mut Draft<'_>) {
     d.settings.cpu_offload_gib = d.number("--cpu-offload-gb").unwrap_or(0.0);
     d.settings.page_size = d.count("--block-size").unwrap_or(16);
     d.settings.custom_all_reduce = !d.on("--disable-custom-all-reduce");
-    let no_images = d.json("--limit-mm-per-prompt").is_some_and(|v| v.as_object().is_some_and(|o| o.values().all(|n| n == 0) && !o.is_empty()));
+    let no_images =
+        d.json("--limit-mm-per-prompt").is_some_and(|v| v.as_object().is_some_and(|o| o.values().all(|n| n == 0) && !o.is_empty()));
     d.settings.language_only = d.on("--language-model-only") || no_images;
     d.settings.disaggregation = d.json("--kv-transfer-config").and_then(|v| v.get("kv_role").and_then(Value::as_str).map(str::to_owned));
 }
@@ -71,7 +82,8 @@ fn a2a(d: &mut Draft<'_>) {
 fn quantization(d: &mut Draft<'_>) {
     let checkpoint = d.model.weights.checkpoint_method.clone();
     let given = d.word("--quantization").map(str::to_owned);
-    d.settings.online_quantization = checkpoint.is_none() && given.as_deref().is_some_and(|g| matches!(g, "fp8" | "experts_int8" | "rtn" | "mxfp8" | "torchao"));
+    d.settings.online_quantization =
+        checkpoint.is_none() && given.as_deref().is_some_and(|g| matches!(g, "fp8" | "experts_int8" | "rtn" | "mxfp8" | "torchao"));
     d.settings.quantization = given.or(checkpoint);
 }
 
@@ -85,7 +97,8 @@ fn speculative(d: &mut Draft<'_>) {
         return;
     }
     let method = method.unwrap_or_else(|| if model.is_some() { "draft_model" } else { "mtp" }.to_owned());
-    let tokens = number("num_speculative_tokens").or(d.count("--spec-tokens")).unwrap_or(d.model.mtp_layers.map_or(1, |n| n.clamp(1, 8) as u32));
+    let tokens =
+        number("num_speculative_tokens").or(d.count("--spec-tokens")).unwrap_or(d.model.mtp_layers.map_or(1, |n| n.clamp(1, 8) as u32));
     d.settings.speculative = Some(Speculative { method, steps: tokens, topk: 1, draft_tokens: tokens, draft_model: model });
 }
 
@@ -122,7 +135,13 @@ fn choose(d: &mut Draft<'_>) {
     });
     if !d.settings.has("--block-size") {
         let name = d.settings.attention_backend.to_uppercase();
-        let page = if name.contains("CUTLASS_MLA") { 128 } else if name.contains("FLASHMLA") || name.contains("MLA_SPARSE") { 64 } else { 16 };
+        let page = if name.contains("CUTLASS_MLA") {
+            128
+        } else if name.contains("FLASHMLA") || name.contains("MLA_SPARSE") {
+            64
+        } else {
+            16
+        };
         d.settings.page_size = page;
     }
 }
@@ -149,9 +168,12 @@ fn graphs(d: &mut Draft<'_>) {
     let spec = d.settings.speculative.as_ref().map_or(0, |s| s.draft_tokens);
     let tokens = d.settings.max_batched_tokens.unwrap_or(2048).min(u64::from(u32::MAX)) as u32;
     let default_max = (d.settings.max_num_seqs.saturating_mul(1 + spec).saturating_mul(2)).min(512).min(tokens);
-    let given_max = d.count("--max-cudagraph-capture-size").or(field("max_cudagraph_capture_size").and_then(Value::as_u64).map(|n| n as u32));
+    let given_max =
+        d.count("--max-cudagraph-capture-size").or(field("max_cudagraph_capture_size").and_then(Value::as_u64).map(|n| n as u32));
     let max = given_max.unwrap_or(if d.settings.version.at_least("0.11.1") { default_max } else { 512.min(tokens) });
-    let list = field("cudagraph_capture_sizes").and_then(Value::as_array).map(|a| a.iter().filter_map(Value::as_u64).map(|n| n as u32).collect::<Vec<_>>());
+    let list = field("cudagraph_capture_sizes")
+        .and_then(Value::as_array)
+        .map(|a| a.iter().filter_map(Value::as_u64).map(|n| n as u32).collect::<Vec<_>>());
     let flag_list = d.word("--cudagraph-capture-sizes").map(|t| t.split([' ', ',']).filter_map(|n| n.parse().ok()).collect::<Vec<u32>>());
     let sparse = d.settings.version.at_least("0.11.1");
     let mut sizes: Vec<u32> = list.or(flag_list).unwrap_or_else(|| {
@@ -169,7 +191,8 @@ fn check(d: &mut Draft<'_>) {
     let (tp, dp, ep) = (d.settings.tp, d.settings.dp, d.settings.ep);
     if d.settings.eplb && ep <= 1 {
         let why = if d.on("--enable-expert-parallel") { "there is one rank only" } else { "--enable-expert-parallel is not given" };
-        let finding = conflict("eplb_needs_expert_parallelism", format!("--enable-eplb needs expert parallelism over more than one rank, and {why}"));
+        let finding =
+            conflict("eplb_needs_expert_parallelism", format!("--enable-eplb needs expert parallelism over more than one rank, and {why}"));
         d.findings.push(finding.argument("--enable-eplb").fix(Fix::switch("--enable-expert-parallel")).fix(Fix::remove("--enable-eplb")));
     }
     if d.settings.redundant_experts > 0 && !d.settings.eplb {
@@ -179,10 +202,16 @@ fn check(d: &mut Draft<'_>) {
     }
     if d.settings.dcp > 1 && !tp.is_multiple_of(d.settings.dcp) {
         let message = format!("--decode-context-parallel-size {} must divide --tensor-parallel-size {tp}", d.settings.dcp);
-        d.findings.push(Finding::fails(Phase::Parse, Kind::Divisibility, "tp_divisible_by_context_parallel", message).argument("--decode-context-parallel-size"));
+        d.findings.push(
+            Finding::fails(Phase::Parse, Kind::Divisibility, "tp_divisible_by_context_parallel", message)
+                .argument("--decode-context-parallel-size"),
+        );
     }
     if d.on("--enable-dbo") && !(d.settings.a2a_active && d.settings.a2a.starts_with("deepep")) {
-        let message = format!("--enable-dbo (micro-batching) works with the DeepEP all-to-all backends under data parallelism only, and it is {} with dp {dp}", d.settings.a2a);
+        let message = format!(
+            "--enable-dbo (micro-batching) works with the DeepEP all-to-all backends under data parallelism only, and it is {} with dp {dp}",
+            d.settings.a2a
+        );
         d.findings.push(conflict("micro_batching_needs_deepep", message).argument("--enable-dbo").fix(Fix::remove("--enable-dbo")));
     }
     let (seqs, tokens) = (u64::from(d.settings.max_num_seqs), d.settings.max_batched_tokens.unwrap_or(0));
@@ -196,7 +225,8 @@ fn check(d: &mut Draft<'_>) {
         d.findings.push(finding.argument("--gpu-memory-utilization").fix(Fix::set("--gpu-memory-utilization", 0.9)));
     }
     if let (Some(len), Some(most)) = (d.settings.max_model_len, d.model.max_positions) {
-        let allowed = d.settings.env_on("VLLM_ALLOW_LONG_MAX_MODEL_LEN") || d.settings.has("--hf-overrides") || d.settings.has("--rope-scaling");
+        let allowed =
+            d.settings.env_on("VLLM_ALLOW_LONG_MAX_MODEL_LEN") || d.settings.has("--hf-overrides") || d.settings.has("--rope-scaling");
         if len > most && !allowed {
             let message = format!("--max-model-len {len} is above the model's {most} positions");
             let finding = conflict("max_model_len_within_positions", message).argument("--max-model-len");
