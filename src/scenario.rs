@@ -190,10 +190,11 @@ pub(crate) fn plan_failure(error: &PlanError, d: &Deployment) -> Failure {
         PlanError::Shard(e) => match e.faults.first() {
             Some(ShardFault::NotADivisor { what, value, .. }) => (flag_of(what), Some(*value)),
             Some(ShardFault::Stages { pp, .. }) => ("--pp", Some(*pp)),
-            Some(ShardFault::ContextParallel(dcp)) => ("--dcp", Some(*dcp)),
+            Some(ShardFault::ContextHeads { .. } | ShardFault::ContextForm { .. }) => ("--dcp", Some(d.dcp)),
             Some(ShardFault::AllToAll { .. }) => ("--a2a", None),
             Some(ShardFault::Split(fault)) => match fault.axis {
-                Axis::Tp | Axis::AttnTp | Axis::MoeTp => ("--tp", Some(d.tp)),
+                Axis::Tp | Axis::AttnTp | Axis::MoeTp | Axis::HeadTp => ("--tp", Some(d.tp)),
+                Axis::Dcp => ("--dcp", Some(d.dcp)),
                 Axis::AttnDp => ("--dp-attention", Some(d.dp_attention)),
                 Axis::Ep => ("--ep", Some(d.ep)),
             },
@@ -210,6 +211,7 @@ pub(crate) fn plan_failure(error: &PlanError, d: &Deployment) -> Failure {
 fn flag_of(name: &str) -> &'static str {
     match name {
         "ep" => "--ep",
+        "dcp" => "--dcp",
         "dp-attention" => "--dp-attention",
         _ => "--tp",
     }

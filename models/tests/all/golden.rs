@@ -29,7 +29,7 @@ fn check(file: &str, actual: &str) {
 }
 
 fn planned(model: &str, step: &Step, deployment: &Deployment) -> moetwin_models::Graph {
-    plan(&fixture(model), step, deployment, &BuildOptions { dump: true }).unwrap_or_else(|e| panic!("{e}"))
+    plan(&fixture(model), step, deployment, &BuildOptions { dump: true, ..BuildOptions::default() }).unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn decode() -> Step {
