@@ -70,6 +70,31 @@ fn data_parallel_attention_in_stages() {
 }
 
 #[test]
+fn one_graph_of_every_family() {
+    let families = [
+        "tiny-deepseek-v2",
+        "tiny-kimi-k2-int4",
+        "tiny-qwen2-moe",
+        "tiny-qwen3-moe",
+        "tiny-mixtral",
+        "tiny-olmoe",
+        "tiny-glm4-moe",
+        "tiny-gpt-oss",
+    ];
+    for family in families {
+        check(&format!("{family}.txt"), &text::print(&planned(family, &decode(), &Deployment::single())));
+    }
+}
+
+#[test]
+fn a_context_dealt_out() {
+    let d = Deployment { tp: 4, dcp: 2, ..Deployment::single() };
+    check("deepseek-tp4-dcp2.txt", &text::print(&planned("tiny-deepseek-v3", &decode(), &d)));
+    let d = Deployment { tp: 4, dcp: 2, ..Deployment::single() };
+    check("gpt-oss-tp4-dcp2.txt", &text::print(&planned("tiny-gpt-oss", &decode(), &d)));
+}
+
+#[test]
 fn as_dot() {
     let graph = planned("tiny-deepseek-v3", &decode(), &Deployment { tp: 2, ..Deployment::single() });
     check("deepseek-tp2.dot", &render::dot(&graph, render::Layers::All));
