@@ -18,6 +18,7 @@ pub mod question;
 pub mod resolve;
 pub mod rules;
 pub mod settings;
+pub mod speed;
 pub mod startup;
 pub mod verdict;
 pub mod version;
