@@ -1,0 +1,1 @@
+//! Bytes per GPU and phase as each engine accounts them.
