@@ -207,10 +207,10 @@ mod tests {
         assert_eq!((got.rank, got.size, got.local_rank, got.place().as_str()), (3, 8, 1, "10.0.0.7:29500"));
         let agent = [&RUN[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
         assert_eq!(read(&agent).unwrap().unwrap().port, 29_501);
-        for missing in 0..5 {
-            let four: Vec<_> = RUN.iter().enumerate().filter(|(i, _)| *i != missing).map(|(_, v)| *v).collect();
+        for missing in RUN {
+            let four: Vec<_> = RUN.into_iter().filter(|v| *v != missing).collect();
             let e = read(&four).unwrap_err();
-            assert_eq!((e.variable, e.value.as_deref()), (RUN[missing].0, None), "{e}");
+            assert_eq!((e.variable, e.value.as_deref()), (missing.0, None), "{e}");
         }
         for (at, wrong) in [(0, "8"), (0, "-1"), (0, "x"), (1, "0"), (1, "3"), (2, "4"), (2, ""), (4, "0"), (4, "65536")] {
             let mut changed = RUN;

@@ -12,7 +12,7 @@ use frame::{Frame, read_frames, write_frame};
 use moetwin_models::RankId;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -178,10 +178,7 @@ impl Link {
         Ok(parts)
     }
     fn next(&self, end: Instant) -> Option<(u32, Frame)> {
-        match self.inbox.recv_timeout(end.saturating_duration_since(Instant::now())) {
-            Ok(frame) => Some(frame),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        self.inbox.recv_timeout(end.saturating_duration_since(Instant::now())).ok()
     }
     fn apart(&self, peer: u32, here: &str, there: &str) -> Failed {
         failure(peer, here, format!("rank {peer} is at `{there}`, rank {} at `{here}`", self.rank))
@@ -312,16 +309,23 @@ fn greet(launcher: &Launcher, digest: &str, mut stream: TcpStream, end: Instant)
     }
 }
 
+/// A connection to the first address of a name that answers.
+fn dial(name: &str, port: u16) -> std::io::Result<TcpStream> {
+    let mut tried = Err(std::io::Error::other("the name has no address"));
+    for address in (name, port).to_socket_addrs()? {
+        tried = TcpStream::connect_timeout(&address, Duration::from_secs(2));
+        if tried.is_ok() {
+            break;
+        }
+    }
+    tried.and_then(|stream| stream.set_nodelay(true).map(|()| stream))
+}
+
 /// Another rank: reaches rank 0 and waits until everybody is there.
 fn reach(launcher: &Launcher, digest: &str, end: Instant, limit: Duration) -> Result<TcpStream, LinkError> {
     let mut why = String::new();
     loop {
-        let found = (launcher.address.as_str(), launcher.port).to_socket_addrs().map(|a| a.collect::<Vec<_>>());
-        let tried = found.and_then(|list| {
-            let none = std::io::Error::other("the name has no address");
-            list.iter().fold(Err(none), |got, a| got.or_else(|_| TcpStream::connect_timeout(a, Duration::from_secs(2))))
-        });
-        match tried.and_then(|s| s.set_nodelay(true).map(|()| s)) {
+        match dial(&launcher.address, launcher.port) {
             Ok(mut stream) => {
                 if write_frame(&mut stream, &hello(launcher, digest)).is_ok() {
                     // Rank 0 answers when all have come, so it may take as long as they have.

@@ -127,7 +127,9 @@ fn run(fault: Option<&str>, limit: Duration, meddle: impl Fn(&mut [Child])) -> V
         command.args(["--exact", "child", "--nocapture", "--test-threads=1"]).env(FABRIC, &place);
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", "8").env("LOCAL_RANK", rank.to_string());
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", meeting.to_string());
-        fault.iter().for_each(|f| drop(command.env(FAULT, f)));
+        if let Some(fault) = fault {
+            command.env(FAULT, fault);
+        }
         command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let mut children: Vec<Child> = (0..8).map(start).collect();

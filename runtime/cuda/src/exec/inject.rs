@@ -149,7 +149,8 @@ impl Saboteur {
         let call = self.calls;
         self.calls += 1;
         let here = now == plan.phase && call == plan.call;
-        if !here && !(plan.or_later && now > plan.phase && now != InitPhase::Close) {
+        let later = plan.or_later && now > plan.phase && now != InitPhase::Close;
+        if !here && !later {
             return Ok(());
         }
         self.plan = None;
