@@ -99,6 +99,9 @@ pub(crate) struct RunArgs {
     /// Write logits, hidden states and router choices of the prompts, as safetensors
     #[arg(long, value_name = "FILE")]
     dump: Option<PathBuf>,
+    /// Write how often each expert was chosen for the tokens of the prompts, a file for --routing
+    #[arg(long, value_name = "FILE")]
+    record_routing: Option<PathBuf>,
     /// Write the trace
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -190,6 +193,7 @@ fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<O
     // Every process computes the answer, one tells it.
     let first = how.launcher.is_none_or(|l| l.rank == 0);
     let dump = args.dump.as_deref().filter(|_| first).map(|path| NewFile::plan("--dump", path)).transpose()?;
+    let routing = args.record_routing.as_deref().filter(|_| first).map(|path| NewFile::plan("--record-routing", path)).transpose()?;
     let name = args.deployment.model.as_deref().unwrap_or(builtin::NAME);
     let model = resolve::model("--model", name)?;
     let spec = cut(model.spec, args.layers)?;
@@ -215,7 +219,7 @@ fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<O
         sampler,
         order_seed: args.deployment.seed,
         stop: text.as_ref().map_or(&[], |t| &t.stop),
-        dump: args.dump.is_some(),
+        dump: args.dump.is_some() || args.record_routing.is_some(),
     };
     let stream = text.as_ref().filter(|_| first && !args.deployment.json);
     if let Some(t) = stream {
@@ -228,6 +232,9 @@ fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<O
     };
     if let Some(file) = dump {
         file.commit(&generated.dump)?;
+    }
+    if let Some(file) = routing {
+        file.commit(&generated.routing(&spec)?)?;
     }
     if !first {
         return Ok(Outcome::Yes);
