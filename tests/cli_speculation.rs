@@ -15,17 +15,17 @@ fn number(json: &Value, field: &str) -> f64 {
     json["speculation"][field].as_f64().unwrap_or_else(|| panic!("no {field}: {}", json["speculation"]))
 }
 
-/// The origin story: two drafted tokens make the all-reduces 42 KiB; verified without a graph, drafting is slower than not drafting, and a
-/// captured verification would have been faster.
+/// The origin story: two drafted tokens make the all-reduces 42 KiB. Launched from Python, a verification gives away nearly all that drafting
+/// wins when it is captured. (The story lost outright, with a verification of 30 ms; no constant is fitted to that.)
 #[test]
-fn what_is_verified_from_python_loses_and_what_is_captured_wins() {
+fn a_verification_from_python_gives_away_what_drafting_wins() {
     let eager = speculated("--spec eagle3:2 --engine sglang --graphs off");
     assert_eq!(eager["exchanges"][0]["message_bytes"], 3 * 7168 * 2);
     let captured = speculated("--spec eagle3:2 --engine sglang");
     let plain = number(&captured, "plain_tokens_per_s");
-    // Without a graph the plain step is slower too; the story's plain step was captured.
-    assert!(eager["tokens_per_s"].as_f64().unwrap() < plain, "{} {plain}", eager["tokens_per_s"]);
-    assert!(captured["tokens_per_s"].as_f64().unwrap() > plain);
+    let rate = |json: &Value| json["tokens_per_s"].as_f64().unwrap();
+    assert!(rate(&captured) > 1.3 * plain, "{} {plain}", rate(&captured));
+    assert!(rate(&eager) < 0.75 * rate(&captured), "{} {}", rate(&eager), rate(&captured));
     assert!(number(&captured, "verify_eager_ms") > number(&captured, "verify_captured_ms"));
     assert_eq!(number(&captured, "verify_ms"), number(&captured, "verify_captured_ms"));
     assert_eq!(number(&eager, "verify_ms"), number(&eager, "verify_eager_ms"));
