@@ -11,11 +11,11 @@ use crate::finding::{Finding, Numbers, Outcome, Phase};
 use crate::hardware::{self, Hardware};
 use crate::memory;
 use crate::model::Model;
+use crate::pace;
 use crate::question::{Engine, Question};
 use crate::resolve;
 use crate::rules::{self, Launch};
 use crate::settings::Settings;
-use crate::speed;
 use crate::startup;
 use moetwin_runtime::init::PlanError;
 
@@ -79,7 +79,7 @@ pub fn examine(question: &Question, command: &Command) -> Result<Examined, Check
     // Stable: within a phase the order of the tables remains.
     findings.sort_by_key(|finding| (class(finding.outcome), place(engine, finding.phase)));
     let mut numbers = memory.numbers.clone();
-    numbers.extend(speed::numbers(&Launch { command, settings: &settings, model: &model, hardware: &hardware }));
+    numbers.extend(pace::numbers(&settings, &model, &hardware));
     Ok(Examined { settings, model, hardware, findings, numbers, search, memory })
 }
 
