@@ -7,6 +7,7 @@ mod config;
 pub mod configs;
 mod deployment;
 pub mod deployments;
+mod engines;
 mod graph_text;
 mod index;
 pub mod init_plans;
@@ -16,6 +17,7 @@ mod safetensors;
 
 pub use config::check_config;
 pub use deployment::check_deployment;
+pub use engines::{check_case, check_command, check_log};
 pub use graph_text::check_graph_text;
 pub use index::check_index;
 pub use init_plans::check_init_plan;
@@ -34,6 +36,9 @@ pub const TARGETS: &[(&str, Check)] = &[
     ("machine", check_machine),
     ("safetensors", check_safetensors),
     ("index", check_index),
+    ("launch_case", check_case),
+    ("launch_command", check_command),
+    ("launch_log", check_log),
 ];
 
 /// What every rejection must be: a reason of a readable length, whatever the input was.
