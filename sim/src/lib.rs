@@ -11,6 +11,7 @@ pub mod import;
 pub mod machine;
 pub mod network;
 pub mod time;
+pub mod topology;
 pub mod trace;
 
 pub use events::EventQueue;
