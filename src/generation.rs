@@ -5,12 +5,15 @@ use crate::output;
 use crate::scenario::plan_failure;
 use moetwin::cuda::exec::{CudaExecutor, CudaOptions};
 use moetwin::kernels::reference::Data;
+use moetwin::kernels::routing::RoutingHistogram;
+use moetwin::models::spec::Ffn;
 use moetwin::models::{Deployment, ModelSpec};
 use moetwin::runtime::Executor;
 use moetwin::runtime::reference::{NamedValue, Order, ReferenceExecutor};
 use moetwin::runtime::session::{Session, SessionError, SessionOptions, StepOutput};
 use moetwin::runtime::text::{Sampler, TextModel};
 use moetwin::runtime::weights::{OutTensor, WeightSource, write_to};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Longest wait for GPUs: loading a communicator or running a step on them takes seconds at most.
@@ -46,6 +49,8 @@ pub(crate) struct Generated {
     pub(crate) collectives: u64,
     /// The values of the prompts as a safetensors file.
     pub(crate) dump: Vec<u8>,
+    /// Experts chosen for the tokens of the prompts, by layer; only where values are kept.
+    chosen: BTreeMap<u16, Vec<i32>>,
     /// Time of each decode pass.
     passes: Vec<Duration>,
 }
@@ -60,6 +65,17 @@ impl Generated {
             sorted.get(index.max(1) - 1).map(|d| d.as_secs_f64() * 1e3)
         };
         Some((at(0.5)?, at(0.99)?))
+    }
+    /// How often each expert was chosen for the prompts, as a file that `--routing` reads.
+    pub(crate) fn routing(&self, spec: &ModelSpec) -> Result<Vec<u8>, Failure> {
+        let mut layers = BTreeMap::new();
+        for (&layer, ids) in &self.chosen {
+            let Some(Ffn::Moe(moe)) = spec.layers.get(usize::from(layer)).map(|l| &l.ffn) else { continue };
+            let mut counts = vec![0u64; moe.experts as usize];
+            ids.iter().filter_map(|id| usize::try_from(*id).ok()).for_each(|id| counts[id] += 1);
+            layers.insert(layer, counts);
+        }
+        serde_json::to_vec(&RoutingHistogram { schema: 1, layers }).map_err(|e| Failure::Running(format!("--record-routing: {e}")))
     }
     /// New tokens a second over the decode passes, summed over sequences.
     pub(crate) fn tokens_per_s(&self) -> Option<f64> {
@@ -99,6 +115,7 @@ pub(crate) fn generate<E: Executor<Number = f32>>(
     let prefill = session.prefill(job.prompts).map_err(failed)?;
     let rows: Vec<u32> = job.prompts.iter().map(|p| if job.dump { p.len() as u32 } else { 1 }).collect();
     let dump = if job.dump { dump(prefill.values.as_slice())? } else { Vec::new() };
+    let chosen = prefill.values.iter().filter_map(chosen_experts).collect();
     let mut text = stream.map(TextModel::stream);
     let mut print = |token: u32| -> Result<(), Failure> {
         match text.as_mut().map(|t| t.push(token)) {
@@ -128,7 +145,16 @@ pub(crate) fn generate<E: Executor<Number = f32>>(
     if let Some(text) = text {
         output::piece(&text.finish().map_err(|e| Failure::Running(e.to_string()))?)?;
     }
-    Ok(Generated { tokens, collectives: session.collectives(), dump, passes })
+    Ok(Generated { tokens, collectives: session.collectives(), dump, chosen, passes })
+}
+
+/// The layer of a value that holds chosen experts, and the experts.
+fn chosen_experts(value: &NamedValue<f32>) -> Option<(u16, Vec<i32>)> {
+    let layer = value.name.strip_prefix("router.")?.strip_suffix(".experts")?.parse().ok()?;
+    match &value.value.data {
+        Data::Int(ids) => Some((layer, ids.clone())),
+        Data::Real(_) => None,
+    }
 }
 
 /// The next token of every sequence.
