@@ -86,9 +86,16 @@ fn cells_of(line: &Line) -> Vec<Word<'_>> {
 pub(super) fn read(source: &Source, lines: &[Line]) -> Result<Vec<Evidence>, TopologyError> {
     let mut tables: Vec<Table> = Vec::new();
     let mut open = false;
-    for line in lines {
+    for (index, line) in lines.iter().enumerate() {
         let words = cells_of(line);
         let Some(first) = words.first() else { continue };
+        // The header of one GPU without further columns is known by the row below it.
+        let row_below = || lines.get(index + 1).is_some_and(|next| looks_like_cells(&cells_of(next)));
+        if words.len() == 1 && gpu_label(first.text) == Some(0) && row_below() {
+            tables.push(header(source, line, &words)?);
+            open = true;
+            continue;
+        }
         let Some(second) = words.get(1) else { continue };
         let labels =
             gpu_label(first.text).is_some() || tables.last().is_some_and(|table| open && table.devices.iter().any(|d| d == first.text));
@@ -287,7 +294,13 @@ fn complete(table: &Table, gpus: &[usize]) -> Result<ClassMatrix, TopologyError>
         Err(Misfit(a, b, k)) => {
             let name = |device: usize| table.devices[device].as_str();
             let show = |x: usize, y: usize| table.cell(x, y).map_or("?".to_owned(), |(cell, place)| format!("{} ({place})", cell.name()));
-            let place = table.cell(a, b).map_or(&table.place, |(_, place)| place);
+            // The cell to look at is that of the farthest pair, in its first row.
+            let class = |pair: &(usize, usize)| match table.cell(pair.0, pair.1) {
+                Some((Cell::Pcie(class), _)) => Some(*class),
+                _ => None,
+            };
+            let farthest = [(a, b), (a.min(k), a.max(k)), (b.min(k), b.max(k))].into_iter().max_by_key(class).unwrap_or((a, b));
+            let place = table.cell(farthest.0, farthest.1).map_or(&table.place, |(_, place)| place);
             let message = format!(
                 "no tree has these three: {} and {} {}, {} and {} {}, {} and {} {}; the two farthest classes of three devices are equal",
                 name(a),

@@ -221,7 +221,7 @@ impl Builder<'_> {
         let vertex = self.vertex(format!("switch{index}"), VertexKind::PcieSwitch { chip, acs });
         self.switches.push((vertex, switch.seen.clone()));
         let (generation, lanes) = switch.link.unwrap_or_else(|| {
-            self.assumed_uplinks += 1;
+            self.assumed_uplinks += usize::from(self.options.pcie.is_none());
             let widest =
                 switch.children.iter().flat_map(Child::gpus).map(|gpu| self.gpu_link(gpu).0).max().filter(|link| link.0 > 0 && link.1 > 0);
             self.options.pcie.or(widest).unwrap_or((5, 16))

@@ -298,7 +298,9 @@ impl<'a> Facts<'a> {
             true => told.iter().map(|id| id.unwrap_or(0)).collect(),
             false => (0..numas.len()).map(|index| u32::try_from(index).unwrap_or(u32::MAX)).collect(),
         };
-        let nodes = ids.iter().max().map_or(1, |last| *last as usize + 1).min(64).max(numas.len());
+        let most = ids.iter().max().map_or(1, |last| *last as usize + 1).min(64).max(numas.len());
+        // Nodes without GPUs are not shown: their number is a power of two unless all are seen.
+        let nodes = if most > numas.len() { most.next_power_of_two() } else { most };
         let intel = matches!(self.options.cpu.or(self.merged.cpu.as_ref().map(|told| told.value)), Some(cpu) if !matches!(cpu, CpuFamily::Amd | CpuFamily::Arm));
         let sockets = match (self.options.sockets, nodes) {
             (Some(sockets), _) => (sockets as usize).clamp(1, nodes),
