@@ -279,8 +279,11 @@ impl Merged {
         let by_numa = numa(a).zip(numa(b)).map(|(x, y)| if x == y { PathClass::Node } else { PathClass::Sys });
         // A board of NVLink GPUs without a word on its host: two sockets, half of the GPUs each.
         let n = self.gpus.len();
-        let halves = (n >= 4 && (self.nvlink.is_some() || self.nvlink_lanes(a, b).is_some()))
-            .then(|| if (a < n / 2) == (b < n / 2) { PathClass::Node } else { PathClass::Sys });
+        let halves = (n >= 4 && (self.nvlink.is_some() || self.nvlink_lanes(a, b).is_some())).then_some(if (a < n / 2) == (b < n / 2) {
+            PathClass::Node
+        } else {
+            PathClass::Sys
+        });
         let wanted = guessed.or(by_numa).or(halves).unwrap_or(PathClass::Node);
         if has(wanted) { wanted } else { open.nearest().filter(|near| *near > wanted).or(open.farthest()).unwrap_or(PathClass::Sys) }
     }

@@ -7,7 +7,10 @@ use std::sync::LazyLock;
 /// Vendor, device, name and kind, from the PCI ID Repository (pci-ids.ucw.cz, 2025-07-11); GPU names are those of the table of models.
 const PCI_IDS: &str = include_str!("../../data/pci-ids.csv");
 
-static IDS: LazyLock<BTreeMap<(u16, u16), (&'static str, &'static str)>> = LazyLock::new(|| {
+/// Name and kind by vendor and device.
+type Ids = BTreeMap<(u16, u16), (&'static str, &'static str)>;
+
+static IDS: LazyLock<Ids> = LazyLock::new(|| {
     let row = |line: &'static str| {
         let mut fields = line.split(',');
         let vendor = u16::from_str_radix(fields.next()?, 16).ok()?;

@@ -57,7 +57,15 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Vec<Evidence>, 
     let skipped = source.text.len() - text.len();
     let lines = source.text.get(..skipped).map_or(0, |before| before.matches('\n').count());
     let document = Document::parse_with_options(text, parsing).map_err(|error| {
-        let at = error.pos();
+        // An end that comes too early has no place of its own: it is the end.
+        let ends =
+            matches!(error, roxmltree::Error::UnexpectedEndOfStream | roxmltree::Error::UnclosedRootNode | roxmltree::Error::NoRootNode);
+        let last = text.lines().last().unwrap_or("");
+        let end = roxmltree::TextPos::new(
+            u32::try_from(text.lines().count().max(1)).unwrap_or(1),
+            u32::try_from(last.chars().count() + 1).unwrap_or(1),
+        );
+        let at = if ends { end } else { error.pos() };
         let words = error.to_string();
         let message = words.split(" at ").next().unwrap_or(&words);
         source.error(at.row as usize + lines, at.col as usize, format!("not XML, or cut off: {message}"))
