@@ -86,6 +86,16 @@ fn adapters_tell_how_near_nvlink_gpus_are_by_pcie() {
 }
 
 #[test]
+fn names_above_a_matrix_and_nodes_of_superchips_are_read() {
+    let paste = "GPU 0: NVIDIA GB200 (UUID: GPU-1)\nGPU 1: NVIDIA GB200 (UUID: GPU-2)\n\n\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \tNV18\t0-71\t0,2-17\t\tN/A\nGPU1\tNV18\t X \t72-143\t1,18-33\t\tN/A\n";
+    let imported = import(&[source("env", paste)], &Options::default()).unwrap_or_else(|e| panic!("{e}"));
+    let machine = imported.machine;
+    assert_eq!((machine.models[0].name.as_str(), machine.gpus[1].numa, imported.hidden.len()), ("GB200 (per GPU)", 1, 0));
+    assert_eq!(machine.links.iter().filter(|(_, link)| link.kind == LinkKind::NvLink { lanes: 18 }).count(), 1);
+    assert!(machine.links.iter().any(|(_, link)| link.kind == LinkKind::C2c));
+}
+
+#[test]
 fn virtual_machines_that_hide_the_topology_are_recognised() {
     for (files, sign) in [
         (["v100-vm-topo.txt"], "has no NUMA node of its own but 0-1"),

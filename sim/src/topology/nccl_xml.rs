@@ -14,6 +14,8 @@ use std::collections::BTreeMap;
 const MOST_NODES: u32 = 200_000;
 /// Most switches, CPUs and GPUs.
 const MOST_PARTS: usize = 2048;
+/// Most NVLink lanes of a GPU.
+const MOST_LANES: u8 = 64;
 /// Deepest nesting.
 const MOST_DEPTH: usize = 64;
 
@@ -291,7 +293,7 @@ impl Reader<'_, '_> {
                         return Err(self.xml.error(child, format!("target=\"{text}\"; accepted: an address such as 0000:04:00.0")));
                     };
                     let lanes = self.xml.number(child, "count")?;
-                    let Some(lanes) = u8::try_from(lanes).ok().filter(|lanes| (1..=64).contains(lanes)) else {
+                    let Some(lanes) = u8::try_from(lanes).ok().filter(|lanes| (1..=MOST_LANES).contains(lanes)) else {
                         return Err(self.xml.error(child, format!("count=\"{lanes}\"; accepted: 1 to 64 lanes")));
                     };
                     let to_gpu = child.attribute("tclass").is_some_and(|class| class.starts_with("0x03"));
@@ -333,8 +335,11 @@ fn nvlinks(seen: &mut Evidence, links: &[LinkSeen]) -> Result<(), TopologyError>
         }
         if !link.to_gpu {
             let gpu = &mut seen.gpus[link.gpu];
-            let before = gpu.switch_lanes.as_ref().map_or(0, |told| told.value);
-            gpu.switch_lanes = Some(Told { value: before.saturating_add(link.lanes), place: link.place.clone() });
+            let lanes = gpu.switch_lanes.as_ref().map_or(0, |told| told.value).saturating_add(link.lanes);
+            if lanes > MOST_LANES {
+                return Err(TopologyError::new(link.place.clone(), format!("more than {MOST_LANES} NVLink lanes of one GPU")));
+            }
+            gpu.switch_lanes = Some(Told { value: lanes, place: link.place.clone() });
             continue;
         }
         match seen.gpus.iter().position(|gpu| gpu.bus == Some(link.target)) {
@@ -352,7 +357,9 @@ fn nvlinks(seen: &mut Evidence, links: &[LinkSeen]) -> Result<(), TopologyError>
             let message = format!("asymmetric: {lanes} NVLink lanes this way, but {other} the other way ({there})");
             return Err(TopologyError::new(place.clone(), message));
         }
-        let value = u8::try_from(*lanes).unwrap_or(u8::MAX);
+        let Some(value) = u8::try_from(*lanes).ok().filter(|lanes| *lanes <= MOST_LANES) else {
+            return Err(TopologyError::new(place.clone(), format!("more than {MOST_LANES} NVLink lanes between two GPUs")));
+        };
         seen.pair(a, b).nvlink = Some(Told { value, place: place.clone() });
     }
     Ok(())

@@ -5,10 +5,12 @@
 
 use super::evidence::{Classes, Evidence, GpuSeen, Sign, SignKind, Told};
 use super::matrix::{ClassMatrix, Misfit};
+use super::names::gpu_by_words;
 use super::text::{Line, Source, Word};
 use super::{Kind, MOST_GPUS, Place, TopologyError};
 use crate::machine::{Machine, PathClass};
 use crate::network::Network;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// Most columns that are devices.
@@ -86,9 +88,14 @@ fn cells_of(line: &Line) -> Vec<Word<'_>> {
 pub(super) fn read(source: &Source, lines: &[Line]) -> Result<Vec<Evidence>, TopologyError> {
     let mut tables: Vec<Table> = Vec::new();
     let mut open = false;
+    let mut names: BTreeMap<usize, Told<String>> = BTreeMap::new();
     for (index, line) in lines.iter().enumerate() {
         let words = cells_of(line);
         let Some(first) = words.first() else { continue };
+        if let Some((gpu, name)) = listed(&line.text) {
+            names.insert(gpu, Told { value: name, place: source.place(line.number, first.column) });
+            continue;
+        }
         // The header of one GPU without further columns is known by the row below it.
         let row_below = || lines.get(index + 1).is_some_and(|next| looks_like_cells(&cells_of(next)));
         if words.len() == 1 && gpu_label(first.text) == Some(0) && row_below() {
@@ -117,7 +124,21 @@ pub(super) fn read(source: &Source, lines: &[Line]) -> Result<Vec<Evidence>, Top
             open = false;
         }
     }
-    tables.iter().map(|table| evidence(source, table)).collect()
+    let mut all: Vec<Evidence> = tables.iter().map(|table| evidence(source, table)).collect::<Result<_, _>>()?;
+    for seen in &mut all {
+        for (index, gpu) in seen.gpus.iter_mut().enumerate() {
+            gpu.model = names.get(&index).cloned();
+        }
+    }
+    Ok(all)
+}
+
+/// `GPU 0: NVIDIA H100 80GB HBM3 (UUID: ...)` of `nvidia-smi -L`, which people paste above the matrix.
+fn listed(line: &str) -> Option<(usize, String)> {
+    let (number, rest) = line.trim().strip_prefix("GPU ")?.split_once(": ")?;
+    let name = rest.split(" (UUID").next().unwrap_or(rest).trim();
+    let model = gpu_by_words(name).map_or_else(|| name.to_owned(), str::to_owned);
+    Some((number.parse().ok().filter(|number| *number < MOST_GPUS)?, model)).filter(|_| name.contains(|c: char| c.is_ascii_alphabetic()))
 }
 
 /// A header of one GPU: `GPU0  CPU Affinity ...`.
@@ -341,6 +362,10 @@ fn gpu_seen(source: &Source, table: &Table, row: &Row, hidden: &mut Vec<Sign>) -
             "CPU Affinity" if is_cpu_list(word) => gpu.cpus = Some(Told { value: word.clone(), place: source.place(line, *column) }),
             "NUMA Affinity" => match word.parse() {
                 Ok(node) if node < 4096 => gpu.numa = told(node),
+                // `0,2-17` of a superchip: its CPU's node, then those that its GPUs' memory may form.
+                _ if is_cpu_list(word) && word.contains(',') => {
+                    gpu.numa = word.split([',', '-']).next().and_then(|first| first.parse().ok()).and_then(told);
+                }
                 _ if is_cpu_list(word) => {
                     let text = format!("{} has no NUMA node of its own but {word} ({})", row.label, source.place(line, *column));
                     hidden.push(Sign::new(SignKind::NoNuma, text));

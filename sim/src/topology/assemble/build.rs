@@ -176,7 +176,10 @@ impl Builder<'_> {
                 roots += 1;
                 self.link(socket, root, LinkKind::SocketFabric, &fabric, wires::fabric_latency(self.decided.cpu.value));
                 for child in &host.children {
-                    self.child(root, socket, child);
+                    match child {
+                        Child::Gpu(gpu) => self.gpu(root, socket, *gpu, host.children.len() == 1),
+                        Child::Switch(switch) => self.switch(root, socket, switch),
+                    }
                 }
             }
         }
@@ -188,18 +191,16 @@ impl Builder<'_> {
         }
     }
 
-    fn child(&mut self, parent: VertexId, socket: VertexId, child: &Child) {
-        match child {
-            Child::Gpu(gpu) => self.gpu(parent, socket, *gpu),
-            Child::Switch(switch) => self.switch(parent, socket, switch),
-        }
-    }
-
-    fn gpu(&mut self, parent: VertexId, socket: VertexId, gpu: usize) {
+    fn gpu(&mut self, parent: VertexId, socket: VertexId, gpu: usize, alone: bool) {
         let ordinal = u32::try_from(gpu).unwrap_or(u32::MAX);
         let vertex = self.vertex(format!("gpu{gpu}"), VertexKind::Gpu { ordinal });
         self.gpus.insert(gpu, vertex);
-        let ((generation, lanes), told) = self.gpu_link(gpu);
+        let (mut link, told) = self.gpu_link(gpu);
+        if (link.0 == 0 || link.1 == 0) && !alone {
+            // A table says that this model has no PCIe, a file that it shares a bridge: the file was there.
+            link = (5, 16);
+        }
+        let (generation, lanes) = link;
         if generation == 0 || lanes == 0 {
             // A GPU of a superchip hangs on its CPU.
             let rate = Figure::spec(450 * GB, "NVLink-C2C 900 GB/s both ways together");
@@ -240,7 +241,10 @@ impl Builder<'_> {
         );
         self.link(parent, vertex, LinkKind::Pcie { generation, lanes }, &rate, wires::switch_latency());
         for child in &switch.children {
-            self.child(vertex, socket, child);
+            match child {
+                Child::Gpu(gpu) => self.gpu(vertex, socket, *gpu, false),
+                Child::Switch(switch) => self.switch(vertex, socket, switch),
+            }
         }
     }
 
@@ -404,13 +408,20 @@ impl Builder<'_> {
         }
     }
 
+    /// GPUs whose port is on a vertex.
+    fn gpus_below(&self, vertex: VertexId) -> usize {
+        let is_gpu = |v: VertexId| matches!(self.machine.vertices[v].part, VertexKind::Gpu { .. });
+        self.machine.links.iter().filter(|(_, link)| link.a == vertex && is_gpu(link.b)).count()
+    }
+
     /// Defects that a kind of switch is known for.
     fn defects(&mut self) {
         let prone: Vec<(usize, VertexId, String)> = self
             .switches
             .iter()
             .enumerate()
-            .filter(|(_, (_, seen))| names::collapses(&seen.name))
+            // One GPU below a switch has no neighbour whose writes could go elsewhere.
+            .filter(|(_, (vertex, seen))| names::collapses(&seen.name) && self.gpus_below(*vertex) > 1)
             .map(|(index, (vertex, seen))| (index, *vertex, seen.name.clone()))
             .collect();
         if prone.len() < 2 || self.options.without_known_defects {

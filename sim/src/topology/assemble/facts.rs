@@ -343,7 +343,7 @@ fn switched_groups(pairs: &[(usize, usize, u8)], n: usize, most: u8) -> Option<V
         }
         let inside: Vec<u8> = pairs.iter().filter(|pair| group[pair.0] == name).map(|pair| pair.2).collect();
         let all = inside.len() == members.len() * (members.len() - 1) / 2 && inside.windows(2).all(|two| two[0] == two[1]);
-        if !all || (members.len() - 1) * usize::from(inside[0]) <= usize::from(most) {
+        if !all || members.len() == 2 || (members.len() - 1) * usize::from(inside[0]) <= usize::from(most) {
             return None;
         }
         out.push(members.into_iter().map(|gpu| (gpu, inside[0])).collect());
