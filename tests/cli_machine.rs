@@ -59,7 +59,7 @@ fn faults_are_marked_with_line_and_column() {
     };
     let topo = fs::read_to_string(TOPO).unwrap();
     for (name, text, words) in [
-        ("unknown", topo.replacen("PIX", "PIY", 1), &["line 2, column 11", "`PIY`", "accepted: X, NV1", "^^^"][..]),
+        ("unknown", topo.replacen("PIX", "PIY", 1), &["line 2, column 10", "`PIY`", "accepted: X, NV1", "^^^"][..]),
         ("asymmetric", topo.replacen("PIX", "SYS", 1), &["line 3, column 6", "asymmetric"]),
         ("cut", topo[..topo.len() / 2].to_owned(), &["line ", "column ", "cut off"]),
         ("empty", String::new(), &["line 1, column 1", "empty", "NCCL topology"]),

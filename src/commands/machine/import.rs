@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 
 pub(super) const AFTER_HELP: &str = "\
 Examples:
-  moetwin machine import tests/topologies/esc8000a-topo.txt --gpu \"RTX PRO 6000 Blackwell Server Edition\"
-  moetwin machine import tests/topologies/esc8000a-topo.txt tests/topologies/esc8000a-lspci.txt --out box.json
-  moetwin machine import tests/topologies/rtx3090-nccl.xml --json
+  moetwin machine import tests/topologies/esc8000a-topo.txt tests/topologies/esc8000a-lspci.txt
+  moetwin machine import tests/topologies/rtx4090-p2p.txt --out box.json
+  moetwin machine import tests/topologies/rtx3090-nccl.xml --gpu \"RTX 3090\" --json
 
 Files are told apart by content: nvidia-smi topo -m (or -mp), NCCL topology XML (NCCL_TOPO_DUMP_FILE) and graph XML, lspci -vv, lspci -tv,
 p2pBandwidthLatencyTest, nccl-tests logs. Several files refine one machine; what contradicts is an error that names both places. What no file
