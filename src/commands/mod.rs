@@ -6,6 +6,7 @@ mod machine;
 mod model;
 mod run;
 mod sim;
+mod sweep;
 
 use crate::error::{Failure, Outcome};
 use clap::Subcommand;
@@ -15,6 +16,8 @@ use clap::Subcommand;
 pub(crate) enum Command {
     /// Does it start, does it fit, how fast is a step, and what bounds it
     Sim(Box<sim::SimArgs>),
+    /// Predict every deployment of a model on a machine, best first
+    Sweep(Box<sweep::SweepArgs>),
     /// Print the dataflow graph that is simulated and executed
     Graph(Box<graph::GraphArgs>),
     /// Execute the program with real values
@@ -32,6 +35,7 @@ impl Command {
     pub(crate) fn run(self) -> Result<Outcome, Failure> {
         match self {
             Command::Sim(args) => sim::run(&args),
+            Command::Sweep(args) => sweep::run(&args),
             Command::Graph(args) => graph::run(&args),
             Command::Run(args) => run::run(&args),
             Command::Model(args) => model::run(&args),

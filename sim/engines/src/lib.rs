@@ -6,6 +6,7 @@
 pub mod catalog;
 pub mod finding;
 pub mod hardware;
+pub mod launch;
 pub mod log;
 pub mod memory;
 pub mod model;
