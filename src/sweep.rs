@@ -185,6 +185,11 @@ pub(crate) fn run(
     }
 }
 
+/// To six decimals: what is written to a file and read back is then the same number, digit for digit.
+fn rounded(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
 /// Points with one program. What a deployment cannot be is a rejection, not a failure.
 fn predict(
     group: &[Point],
@@ -256,7 +261,7 @@ impl Point {
     fn predicted(&self, scenario: &Scenario, prepared: &Prepared) -> Result<Row, Failure> {
         let mut row = self.row();
         row.deployment = Some(scenario.deployment.clone());
-        row.peak_gib = fullest(&prepared.ledger).map(|rank| crate::report::gib(rank.peak_bytes()));
+        row.peak_gib = fullest(&prepared.ledger).map(|rank| rounded(crate::report::gib(rank.peak_bytes())));
         if let Some(story) = &prepared.start.story {
             row.rejected = Some(format!("does not start: {}", story.lines().next().unwrap_or_default()));
         } else if let Some(e) = &prepared.out_of_memory {
@@ -264,7 +269,7 @@ impl Point {
             row.rejected = Some(format!("does not fit: {} needs {need} a rank, {free} are left", e.line));
         } else {
             let (step_ms, tokens_per_s) = pace(scenario, &prepared.program)?;
-            (row.step_ms, row.tokens_per_s) = (Some(step_ms), Some(tokens_per_s));
+            (row.step_ms, row.tokens_per_s) = (Some(rounded(step_ms)), Some(rounded(tokens_per_s)));
         }
         Ok(row)
     }

@@ -17,8 +17,9 @@ fn rows_are_ranked_and_rejections_have_reasons() {
     assert!(json["rejected"].as_array().unwrap().iter().all(|r| !r["reason"].as_str().unwrap().is_empty()));
     // The first is on the front, and moetwin sim says the same of it.
     assert_eq!(rows[0]["pareto"], true);
-    let sim = line(&format!("sim --machine 2x-rtx-4090 --model shakespeare-moe-int4 --context 64 {} --json", rows[0]["flags"].as_str().unwrap()));
-    assert_eq!(sim.json()["step_ms"], rows[0]["step_ms"]);
+    let sim =
+        line(&format!("sim --machine 2x-rtx-4090 --model shakespeare-moe-int4 --context 64 {} --json", rows[0]["flags"].as_str().unwrap()));
+    assert!((figure(&sim.json(), "step_ms") - figure(&rows[0], "step_ms")).abs() < 1e-6);
     let throughput = line(&format!("{SMALL} --objective throughput --json")).json();
     let rows = throughput["rows"].as_array().unwrap();
     assert!(rows.windows(2).all(|w| figure(&w[0], "tokens_per_s") >= figure(&w[1], "tokens_per_s")));
@@ -34,7 +35,7 @@ fn a_sweep_goes_on_where_it_was_stopped() {
     let whole = fs::read_to_string(&file).unwrap();
     // Stopped in the middle of a line.
     fs::write(&file, &whole[..whole.len() / 2]).unwrap();
-    assert_eq!(moetwin(&words).out, first.out);
+    assert!(moetwin(&words).out == first.out, "the answer differs");
     assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), whole.lines().count());
     // Rows of another question are not mixed in.
     let other: Vec<&str> = words.iter().copied().chain(["--kv-dtype", "fp8"]).collect();
@@ -47,7 +48,7 @@ fn launch_commands_are_what_check_accepts() {
     let commands = json["rows"].as_array().unwrap().iter().flat_map(|r| [r["sglang"].as_str(), r["vllm"].as_str()]).flatten();
     let mut seen = 0;
     for command in commands {
-        let words: Vec<&str> = ["check", "--json", "--machine", "8x-h200-sxm", "--"].into_iter().chain(command.split(' ')).collect();
+        let words: Vec<&str> = ["check", "--json", "--"].into_iter().chain(command.split(' ')).collect();
         let check = moetwin(&words);
         let answer = check.json();
         assert_ne!(answer["phase"], "parse", "{command}: {}", answer["message"]);

@@ -1,5 +1,6 @@
 //! One file a subcommand.
 
+mod check;
 mod completions;
 mod graph;
 mod machine;
@@ -18,6 +19,8 @@ pub(crate) enum Command {
     Sim(Box<sim::SimArgs>),
     /// Predict every deployment of a model on a machine, best first
     Sweep(Box<sweep::SweepArgs>),
+    /// Will an SGLang or vLLM launch command start; if not, where, why, and which change mends it
+    Check(Box<check::CheckArgs>),
     /// Print the dataflow graph that is simulated and executed
     Graph(Box<graph::GraphArgs>),
     /// Execute the program with real values
@@ -36,6 +39,7 @@ impl Command {
         match self {
             Command::Sim(args) => sim::run(&args),
             Command::Sweep(args) => sweep::run(&args),
+            Command::Check(args) => check::run(&args),
             Command::Graph(args) => graph::run(&args),
             Command::Run(args) => run::run(&args),
             Command::Model(args) => model::run(&args),

@@ -40,7 +40,7 @@ pub(crate) struct SweepArgs {
     #[arg(long, value_enum, default_value_t = Objective::Latency)]
     objective: Objective,
     /// Longest time a token, milliseconds, for a deployment to count
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", allow_hyphen_values = true)]
     slo_ms: Option<f64>,
     /// Rows of the report
     #[arg(long, value_name = "N", default_value_t = 15)]
