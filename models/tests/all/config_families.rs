@@ -260,6 +260,10 @@ fn checkpoint_formats() {
     assert_eq!((moe(&int4, 1).format, mla(&int4, 1).format), (WeightFormat::Int4Group { group: 32 }, WeightFormat::F32));
     let fp8 = parsed(fixture!("tiny-deepseek-v3-fp8"));
     let block = WeightFormat::Fp8Block { rows: 128, cols: 128 };
+    let mut listed: Value = serde_json::from_str(fixture!("tiny-deepseek-v3-fp8")).unwrap();
+    listed["quantization_config"]["ignored_layers"] = json!(["model.layers.1.self_attn"]);
+    let listed = parsed(&listed.to_string());
+    assert_eq!([0, 1].map(|i| mla(&listed, i).format), [block, WeightFormat::F32]);
     assert_eq!((moe(&fp8, 1).format, mla(&fp8, 0).format, fp8.embedding_format), (block, block, WeightFormat::F32));
     // Entries of the exception lists: whole names, last parts and globs.
     let minimax = built_in("minimax-m2.5");

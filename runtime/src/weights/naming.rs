@@ -119,7 +119,8 @@ impl<'s> Naming<'s> {
     }
     /// The naming of a model type, as its checkpoints are published.
     fn family(spec: &'s ModelSpec, decoder: String, head: String) -> Self {
-        let base = Self { spec, decoder, head, moe: "mlp", router: "gate", shared: "shared_experts", experts: PROJ_NAMES, compressed_fp8: false };
+        let base =
+            Self { spec, decoder, head, moe: "mlp", router: "gate", shared: "shared_experts", experts: PROJ_NAMES, compressed_fp8: false };
         match spec.model_type.as_str() {
             "mixtral" => Self { moe: "block_sparse_moe", experts: NUMBERED_NAMES, ..base },
             "gpt_oss" => Self { router: "router", experts: ExpertNames::Interleaved, ..base },

@@ -149,10 +149,7 @@ impl Source {
             }
             Encoding::Fp8Block { module, scales: name, rows: r, cols: c } => {
                 let scales = vec![rows.div_ceil(u64::from(*r)), cols.div_ceil(u64::from(*c))];
-                vec![
-                    expected(format!("{module}.weight"), vec![rows, cols], FP8),
-                    expected(format!("{module}.{name}"), scales, FLOATS),
-                ]
+                vec![expected(format!("{module}.weight"), vec![rows, cols], FP8), expected(format!("{module}.{name}"), scales, FLOATS)]
             }
             Encoding::Int4Group { module, group } => vec![
                 expected(format!("{module}.weight_packed"), vec![rows, cols.div_ceil(INT4_PER_WORD)], PACKED),

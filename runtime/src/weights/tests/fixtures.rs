@@ -337,8 +337,7 @@ fn int4_scales_may_be_f16_or_f32() {
         all_values(&open(&t, &spec, Layers::All).unwrap_or_else(|e| panic!("{e}")))
     };
     let wide = changed(&OutValues::F32);
-    let narrow =
-        changed(&|v| OutValues::Raw(StoredType::F16, v.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect()));
+    let narrow = changed(&|v| OutValues::Raw(StoredType::F16, v.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect()));
     assert_eq!(wide, narrow);
     for (row, col) in [(0, 0), (7, 31), (7, 32), (63, 63)] {
         let found = value(&wide, "layers.2.moe.experts.gate_up.weight", &[5, 64 + row, col]);
