@@ -18,7 +18,7 @@ pub mod topology;
 
 pub use config::check_config;
 pub use deployment::check_deployment;
-pub use engines::{check_case, check_command, check_log};
+pub use engines::{check_launch_case, check_launch_command, check_launch_log};
 pub use graph_text::check_graph_text;
 pub use index::check_index;
 pub use init_plans::check_init_plan;
@@ -38,9 +38,9 @@ pub const TARGETS: &[(&str, Check)] = &[
     ("machine", check_machine),
     ("safetensors", check_safetensors),
     ("index", check_index),
-    ("launch_case", check_case),
-    ("launch_command", check_command),
-    ("launch_log", check_log),
+    ("launch_case", check_launch_case),
+    ("launch_command", check_launch_command),
+    ("launch_log", check_launch_log),
     ("import_smi", check_import_smi),
     ("import_nccl", check_import_nccl),
     ("import_lspci", check_import_lspci),
