@@ -8,33 +8,67 @@ extern "C" __global__ void embed(const int* ids, const bf16* table, bf16* out, i
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) out[(size_t)row * hidden + i] = held ? table[(size_t)local * hidden + i] : to_bf16(0.f);
 }
 
-__device__ __forceinline__ void norm_row(const float* x, const bf16* weight, bf16* out, int n, float eps) {
-    float square = 0.f;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) square += x[i] * x[i];
+// y = rmsnorm(row) * w, `row` in shared memory; `square` is this thread's share of the squares.
+__device__ __forceinline__ void norm_row(const float* row, float square, const bf16* weight, bf16* out, int n, float eps) {
     const float scale = rsqrtf(block_sum(square) / n + eps);
-    for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = to_bf16(f32(to_bf16(x[i] * scale)) * f32(weight[i]));
+    if (n % 8 != 0) {
+        for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = to_bf16(f32(to_bf16(row[i] * scale)) * f32(weight[i]));
+        return;
+    }
+    for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
+        float w[8], v[8];
+        load8(weight + i, w);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = f32(to_bf16(row[i + j] * scale)) * w[j];
+        store8(out + i, v);
+    }
 }
 
 // y = rmsnorm(x) * w. Dynamic shared memory: `n` floats.
 extern "C" __global__ void rms_norm(const bf16* x, const bf16* weight, bf16* y, int n, float eps) {
     extern __shared__ float row[];
     const size_t start = (size_t)blockIdx.x * n;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) row[i] = f32(x[start + i]);
+    float square = 0.f;
+    if (n % 8 == 0)
+        for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
+            float v[8];
+            load8(x + start + i, v);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) { row[i + j] = v[j]; square += v[j] * v[j]; }
+        }
+    else
+        for (int i = threadIdx.x; i < n; i += blockDim.x) { row[i] = f32(x[start + i]); square += row[i] * row[i]; }
     __syncthreads();
-    norm_row(row, weight, y + start, n, eps);
+    norm_row(row, square, weight, y + start, n, eps);
 }
 
 // sum = delta + residual; y = rmsnorm(sum) * w. Dynamic shared memory: `n` floats.
 extern "C" __global__ void add_rms_norm(const bf16* delta, const bf16* residual, const bf16* weight, bf16* y, bf16* sum, int n, float eps) {
     extern __shared__ float row[];
     const size_t start = (size_t)blockIdx.x * n;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const bf16 s = to_bf16(f32(delta[start + i]) + f32(residual[start + i]));
-        sum[start + i] = s;
-        row[i] = f32(s);
-    }
+    float square = 0.f;
+    if (n % 8 == 0)
+        for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
+            float a[8], b[8];
+            load8(delta + start + i, a);
+            load8(residual + start + i, b);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                a[j] = f32(to_bf16(a[j] + b[j]));
+                row[i + j] = a[j];
+                square += a[j] * a[j];
+            }
+            store8(sum + start + i, a);
+        }
+    else
+        for (int i = threadIdx.x; i < n; i += blockDim.x) {
+            const bf16 s = to_bf16(f32(delta[start + i]) + f32(residual[start + i]));
+            sum[start + i] = s;
+            row[i] = f32(s);
+            square += row[i] * row[i];
+        }
     __syncthreads();
-    norm_row(row, weight, y + start, n, eps);
+    norm_row(row, square, weight, y + start, n, eps);
 }
 
 // Element-wise over `n` elements, grid-stride.
@@ -74,10 +108,20 @@ extern "C" __global__ void argmax(const bf16* logits, int* ids, int n) {
     __shared__ int best_index[WARP];
     float value = -INF;
     int index = 0x7fffffff;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const float v = f32(logits[(size_t)blockIdx.x * n + i]);
-        if (v > value || (v == value && i < index)) { value = v; index = i; }
-    }
+    // A thread sees ascending indices, so the first of equals stays.
+    if (n % 8 == 0)
+        for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
+            float v[8];
+            load8(logits + (size_t)blockIdx.x * n + i, v);
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+                if (v[j] > value) { value = v[j]; index = i + j; }
+        }
+    else
+        for (int i = threadIdx.x; i < n; i += blockDim.x) {
+            const float v = f32(logits[(size_t)blockIdx.x * n + i]);
+            if (v > value) { value = v; index = i; }
+        }
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
         const float v = __shfl_xor_sync(FULL, value, offset);
         const int i = __shfl_xor_sync(FULL, index, offset);

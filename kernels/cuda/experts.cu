@@ -1,5 +1,7 @@
 // Routed experts: gate and up with the activation, down, and the weighted sum over a token's experts in order.
-#include "weights.cuh"
+//
+// Weights of gate and up come in tiles of 8 columns: gate's 8 rows, then up's, so that one lane ends up with both sums of a column.
+#include "mma.cuh"
 
 __device__ __forceinline__ float activate(float gate, float up, int clamped, float alpha, float limit) {
     if (!clamped) return gate * sigmoid(gate) * up;
@@ -8,111 +10,261 @@ __device__ __forceinline__ float activate(float gate, float up, int clamped, flo
     return (up + 1.f) * gate * sigmoid(alpha * gate);
 }
 
-constexpr int ROWS = 8;
+// The rows of a block: pairs `first..last` of `list`, for the local expert; or, where `list` is null, pair `first` alone.
+struct Work {
+    int expert, first, last;
+};
 
-// h[pair, inter]: a warp computes one column of gate and of up for up to ROWS rows of an expert.
-// Grid: (ceil(inter / warps), local experts).
-template <class Weight>
-__device__ __forceinline__ void gate_up(const bf16* x, const Weight w, const bf16* bias, const int* offsets, const int* pairs, bf16* h, int hidden,
-                                        int inter, int topk, int clamped, float alpha, float limit) {
-    const int lane = threadIdx.x % WARP, col = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, expert = blockIdx.y;
-    if (col >= inter) return;
-    const long long row = (long long)expert * 2 * inter + col;
-    for (int first = offsets[expert]; first < offsets[expert + 1]; first += ROWS) {
-        const int held = min(ROWS, offsets[expert + 1] - first);
-        float gate[ROWS], up[ROWS];
-        const bf16* rows[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            gate[r] = up[r] = 0.f;
-            rows[r] = x + (size_t)(pairs[first + min(r, held - 1)] / topk) * hidden;
-        }
-        for (int i = lane; i < hidden; i += WARP) {
-            const float g = w.at(row, i), u = w.at(row + inter, i);
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                const float v = f32(rows[r][i]);
-                gate[r] += g * v;
-                up[r] += u * v;
-            }
-        }
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            float g = warp_sum(gate[r]), u = warp_sum(up[r]);
-            if (lane == 0 && r < held) {
-                if (bias) { g += f32(bias[row]); u += f32(bias[row + inter]); }
-                h[(size_t)pairs[first + r] * inter + col] = to_bf16(activate(g, u, clamped, alpha, limit));
-            }
-        }
+// One token: block row y is its y-th choice. More: block row y is the y-th of the experts that have tokens.
+__device__ __forceinline__ Work work_of(const int* ids, const int* offsets, const int* active, int expert_start, int local_experts) {
+    if (!offsets) {
+        const int expert = ids[blockIdx.y] - expert_start;
+        return expert >= 0 && expert < local_experts ? Work{expert, (int)blockIdx.y, (int)blockIdx.y + 1} : Work{0, 0, 0};
     }
+    if ((int)blockIdx.y >= active[0]) return Work{0, 0, 0};
+    const int expert = active[1 + blockIdx.y];
+    return Work{expert, offsets[expert], offsets[expert + 1]};
 }
 
-// y[pair, hidden] in float. Grid: (ceil(hidden / warps), local experts).
-template <class Weight>
-__device__ __forceinline__ void down(const bf16* h, const Weight w, const bf16* bias, const int* offsets, const int* pairs, float* y, int hidden, int inter) {
-    const int lane = threadIdx.x % WARP, col = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, expert = blockIdx.y;
-    if (col >= hidden) return;
-    const long long row = (long long)expert * hidden + col;
-    for (int first = offsets[expert]; first < offsets[expert + 1]; first += ROWS) {
-        const int held = min(ROWS, offsets[expert + 1] - first);
-        float sums[ROWS];
-        const bf16* rows[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            sums[r] = 0.f;
-            rows[r] = h + (size_t)pairs[first + min(r, held - 1)] * inter;
-        }
-        for (int i = lane; i < inter; i += WARP) {
-            const float v = w.at(row, i);
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r) sums[r] += v * f32(rows[r][i]);
-        }
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            const float total = warp_sum(sums[r]);
-            if (lane == 0 && r < held) y[(size_t)pairs[first + r] * hidden + col] = total + (bias ? f32(bias[row]) : 0.f);
-        }
-    }
-}
-
-#define EXPERTS(NAME, WEIGHT, PARAMS, GATE_UP, DOWN)                                                                                           \
-    extern "C" __global__ void experts_gate_up_##NAME(const bf16* x, PARAMS, const bf16* bias, const int* offsets, const int* pairs, bf16* h,   \
-                                                      int hidden, int inter, int topk, int clamped, float alpha, float limit) {                \
-        gate_up<WEIGHT>(x, GATE_UP, bias, offsets, pairs, h, hidden, inter, topk, clamped, alpha, limit);                                       \
-    }                                                                                                                                          \
-    extern "C" __global__ void experts_down_##NAME(const bf16* h, PARAMS, const bf16* bias, const int* offsets, const int* pairs, float* y,     \
-                                                   int hidden, int inter) {                                                                     \
-        down<WEIGHT>(h, DOWN, bias, offsets, pairs, y, hidden, inter);                                                                          \
-    }
-#define COMMA ,
-EXPERTS(bf16, Bf16Weight, const bf16* w, (Bf16Weight{w, hidden}), (Bf16Weight{w, inter}))
-EXPERTS(int4, Int4Weight, const u32* w COMMA const bf16* scales COMMA int group, (Int4Weight{w, scales, hidden, group}), (Int4Weight{w, scales, inter, group}))
-
-// FP8 scales restart with every expert, so the expert's matrix is addressed on its own.
-struct Fp8Experts {
-    const u8* data;
-    const float* scales;
-    int cols, block_rows, block_cols, rows;
-    __device__ __forceinline__ float at(long long row, int col) const {
-        const long long expert = row / rows;
-        const int scale_rows = (rows + block_rows - 1) / block_rows, scale_cols = (cols + block_cols - 1) / block_cols;
-        const Fp8Weight w{data + expert * rows * cols, scales + expert * scale_rows * scale_cols, cols, block_rows, block_cols};
-        return w.at(row % rows, col);
+// Weights of an expert as a stream over a tile: `fused` tiles hold 8 rows of gate and 8 of up, others 16 rows.
+struct Bf16Experts {
+    const bf16* w;
+    int rows, cols;
+    template <bool FUSED>
+    __device__ __forceinline__ Bf16Stream tile(int expert, int tile, int g) const {
+        const bf16* matrix = w + (size_t)expert * rows * cols;
+        const int low = FUSED ? min(tile * 8 + g, rows / 2 - 1) : min(tile * 16 + g, rows - 1);
+        const int high = FUSED ? low + rows / 2 : min(tile * 16 + g + 8, rows - 1);
+        return Bf16Stream{matrix + (size_t)low * cols, matrix + (size_t)high * cols, cols};
     }
 };
-EXPERTS(fp8, Fp8Experts, const u8* w COMMA const float* scales COMMA int block_rows COMMA int block_cols, (Fp8Experts{w, scales, hidden, block_rows, block_cols, 2 * inter}),
-        (Fp8Experts{w, scales, inter, block_rows, block_cols, hidden}))
 
-// y[T, hidden] = sum over k, in order, of weights[t, k] * pair result, for the experts held here; an id outside is skipped.
-extern "C" __global__ void experts_sum(const float* pair_results, const int* ids, const float* weights, bf16* y, int hidden, int topk, int expert_start,
-                                       int local_experts) {
+struct Int4Experts {
+    const u8* w;
+    int rows, cols;
+    template <bool FUSED>
+    __device__ __forceinline__ Int4Stream tile(int expert, int tile, int) const {
+        const int tiles = FUSED ? (rows / 2 + 7) / 8 : (rows + 15) / 16;
+        return Int4Stream{w + ((size_t)expert * tiles + tile) * ((cols + 127) / 128) * INT4_TILE_BYTES, cols};
+    }
+};
+
+// Scales [experts, parts, ceil(rows of a part / block_rows), ceil(cols / block_cols)], gate and up being parts.
+struct Fp8Experts {
+    const u8* w;
+    const float* scales;
+    int rows, cols, block_rows, block_cols;
+    template <bool FUSED>
+    __device__ __forceinline__ Fp8Stream tile(int expert, int tile, int) const {
+        const int part_rows = FUSED ? rows / 2 : rows, tile_rows = FUSED ? 8 : 16;
+        const int tiles = (part_rows + tile_rows - 1) / tile_rows;
+        const int scale_rows = (part_rows + block_rows - 1) / block_rows, scale_cols = (cols + block_cols - 1) / block_cols;
+        const float* low = scales + (((size_t)expert * (FUSED ? 2 : 1)) * scale_rows + tile * tile_rows / block_rows) * scale_cols;
+        const float* high = FUSED ? low + (size_t)scale_rows * scale_cols : low;
+        return Fp8Stream{w + ((size_t)expert * tiles + tile) * ((cols + 63) / 64) * FP8_TILE_BYTES, low, high, cols, block_cols};
+    }
+};
+
+// h[pair, inter]. Grid: (ceil(ceil(inter / 8) / (8 / parts)), choices or experts).
+template <int NT, class Experts>
+__device__ __forceinline__ void gate_up(const bf16* x, const Experts& experts, const bf16* bias, const Work& work, const int* list, bf16* h, int topk, int parts,
+                                        int clamped, float alpha, float limit) {
+    const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, q = threadIdx.x % 4, part = warp % parts;
+    const int tile = blockIdx.x * (MMA_WARPS / parts) + warp / parts, hidden = experts.cols, inter = experts.rows / 2, col = tile * 8 + g;
+    const bool held = tile * 8 < inter;
+    for (int first = work.first; first < work.last; first += 8 * NT) {
+        float acc[NT][4] = {};
+        if (held) {
+            Tokens<NT> tokens;
+#pragma unroll
+            for (int n = 0; n < NT; ++n) {
+                const int i = first + n * 8 + g;
+                tokens.row[n] = i < work.last ? x + (size_t)((list ? list[i] : i) / topk) * hidden : nullptr;
+            }
+            const auto w = experts.template tile<true>(work.expert, tile, g);
+            using W = decltype(experts.template tile<true>(0, 0, 0));
+            accumulate<W, NT>(w, tokens, part, parts, (hidden + W::STEP - 1) / W::STEP, acc);
+        }
+        reduce_warps<NT>(acc, part, parts);
+        if (part != 0 || !held || col >= inter) continue;
+        const float gate_bias = bias ? f32(bias[(size_t)work.expert * 2 * inter + col]) : 0.f;
+        const float up_bias = bias ? f32(bias[(size_t)work.expert * 2 * inter + inter + col]) : 0.f;
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int i = first + n * 8 + 2 * q + c;
+                if (i >= work.last) continue;
+                const int pair = list ? list[i] : i;
+                h[(size_t)pair * inter + col] = to_bf16(activate(acc[n][c] + gate_bias, acc[n][2 + c] + up_bias, clamped, alpha, limit));
+            }
+    }
+}
+
+// y[pair, hidden] in float. Grid: (ceil(ceil(hidden / 16) / (8 / parts)), experts).
+template <int NT, class Experts>
+__device__ __forceinline__ void down(const bf16* h, const Experts& experts, const bf16* bias, const Work& work, const int* list, float* y, int parts) {
+    const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, q = threadIdx.x % 4, part = warp % parts;
+    const int tile = blockIdx.x * (MMA_WARPS / parts) + warp / parts, hidden = experts.rows, inter = experts.cols;
+    const bool held = tile * 16 < hidden;
+    for (int first = work.first; first < work.last; first += 8 * NT) {
+        float acc[NT][4] = {};
+        if (held) {
+            Tokens<NT> tokens;
+#pragma unroll
+            for (int n = 0; n < NT; ++n) {
+                const int i = first + n * 8 + g;
+                tokens.row[n] = i < work.last ? h + (size_t)list[i] * inter : nullptr;
+            }
+            const auto w = experts.template tile<false>(work.expert, tile, g);
+            using W = decltype(experts.template tile<false>(0, 0, 0));
+            accumulate<W, NT>(w, tokens, part, parts, (inter + W::STEP - 1) / W::STEP, acc);
+        }
+        reduce_warps<NT>(acc, part, parts);
+        if (part != 0 || !held) continue;
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                const int i = first + n * 8 + 2 * q + c % 2, row = tile * 16 + g + c / 2 * 8;
+                if (i < work.last && row < hidden) y[(size_t)list[i] * hidden + row] = acc[n][c] + (bias ? f32(bias[(size_t)work.expert * hidden + row]) : 0.f);
+            }
+    }
+}
+
+// One token: a warp a choice (looping), then the choices' weighted sum in order. Grid: ceil(hidden / 16).
+template <class Experts>
+__device__ __forceinline__ void down_single(const bf16* h, const Experts& experts, const bf16* bias, const int* ids, const float* weights, void* y, int topk,
+                                            int expert_start, int local_experts, int f32_out) {
+    __shared__ float4 partial[MMA_WARPS][WARP];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, q = lane % 4, hidden = experts.rows, inter = experts.cols;
+    float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (int base = 0; base < topk; base += MMA_WARPS) {
+        const int pair = base + warp, expert = pair < topk ? ids[pair] - expert_start : -1;
+        float acc[1][4] = {};
+        if (expert >= 0 && expert < local_experts) {
+            Tokens<1> tokens;
+            tokens.row[0] = g == 0 ? h + (size_t)pair * inter : nullptr;
+            const auto w = experts.template tile<false>(expert, blockIdx.x, g);
+            using W = decltype(experts.template tile<false>(0, 0, 0));
+            accumulate<W, 1>(w, tokens, 0, 1, (inter + W::STEP - 1) / W::STEP, acc);
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                const int row = min((int)blockIdx.x * 16 + g + c / 2 * 8, hidden - 1);
+                acc[0][c] = weights[pair] * (acc[0][c] + (bias ? f32(bias[(size_t)expert * hidden + row]) : 0.f));
+            }
+        }
+        partial[warp][lane] = make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
+        __syncthreads();
+        if (warp == 0)
+            for (int p = 0; p < MMA_WARPS; ++p) total.x += partial[p][lane].x, total.z += partial[p][lane].z;
+        __syncthreads();
+    }
+    if (warp != 0 || q != 0) return;
+    const int low = blockIdx.x * 16 + g, high = low + 8;
+    if (f32_out) {
+        if (low < hidden) ((float*)y)[low] = total.x;
+        if (high < hidden) ((float*)y)[high] = total.z;
+    } else {
+        if (low < hidden) ((bf16*)y)[low] = to_bf16(total.x);
+        if (high < hidden) ((bf16*)y)[high] = to_bf16(total.z);
+    }
+}
+
+#define GATE_UP(NAME, NT, BLOCKS, PARAMS, EXPERTS)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, BLOCKS)                                                                    \
+        experts_gate_up_##NAME##_##NT(const bf16* x, PARAMS, const bf16* bias, const int* ids, const int* offsets, const int* list, const int* active, \
+                                      bf16* h, int hidden, int inter, int topk, int expert_start, int local_experts, int parts, int clamped, \
+                                      float alpha, float limit) {                                                                            \
+        const int rows = 2 * inter, cols = hidden;                                                                                            \
+        gate_up<NT>(x, EXPERTS, bias, work_of(ids, offsets, active, expert_start, local_experts), list, h, topk, parts, clamped, alpha, limit); \
+    }
+#define DOWN(NAME, NT, BLOCKS, PARAMS, EXPERTS)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, BLOCKS)                                                                    \
+        experts_down_##NAME##_##NT(const bf16* h, PARAMS, const bf16* bias, const int* offsets, const int* list, const int* active, float* y,  \
+                                   int hidden, int inter, int local_experts, int parts) {                                                    \
+        const int rows = hidden, cols = inter;                                                                                                \
+        down<NT>(h, EXPERTS, bias, work_of(nullptr, offsets, active, 0, local_experts), list, y, parts);                                       \
+    }
+#define SINGLE(NAME, PARAMS, EXPERTS)                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, 2)                                                                         \
+        experts_down_##NAME##_single(const bf16* h, PARAMS, const bf16* bias, const int* ids, const float* weights, void* y, int hidden,       \
+                                     int inter, int topk, int expert_start, int local_experts, int f32_out) {                                \
+        const int rows = hidden, cols = inter;                                                                                                \
+        down_single(h, EXPERTS, bias, ids, weights, y, topk, expert_start, local_experts, f32_out);                                            \
+    }
+#define COMMA ,
+#define BF16_PARAMS const bf16* w
+#define BF16_EXPERTS (Bf16Experts{w, rows, cols})
+#define INT4_PARAMS const u8* w
+#define INT4_EXPERTS (Int4Experts{w, rows, cols})
+#define FP8_PARAMS const u8 *w COMMA const float *scales COMMA int block_rows COMMA int block_cols
+#define FP8_EXPERTS (Fp8Experts{w, scales, rows, cols, block_rows, block_cols})
+
+GATE_UP(bf16, 1, 2, BF16_PARAMS, BF16_EXPERTS)
+GATE_UP(bf16, 2, 2, BF16_PARAMS, BF16_EXPERTS)
+GATE_UP(bf16, 4, 1, BF16_PARAMS, BF16_EXPERTS)
+DOWN(bf16, 1, 2, BF16_PARAMS, BF16_EXPERTS)
+DOWN(bf16, 2, 2, BF16_PARAMS, BF16_EXPERTS)
+DOWN(bf16, 4, 1, BF16_PARAMS, BF16_EXPERTS)
+SINGLE(bf16, BF16_PARAMS, BF16_EXPERTS)
+GATE_UP(int4, 1, 2, INT4_PARAMS, INT4_EXPERTS)
+GATE_UP(int4, 2, 1, INT4_PARAMS, INT4_EXPERTS)
+GATE_UP(int4, 4, 1, INT4_PARAMS, INT4_EXPERTS)
+DOWN(int4, 1, 2, INT4_PARAMS, INT4_EXPERTS)
+DOWN(int4, 2, 1, INT4_PARAMS, INT4_EXPERTS)
+DOWN(int4, 4, 1, INT4_PARAMS, INT4_EXPERTS)
+SINGLE(int4, INT4_PARAMS, INT4_EXPERTS)
+GATE_UP(fp8, 1, 2, FP8_PARAMS, FP8_EXPERTS)
+GATE_UP(fp8, 2, 1, FP8_PARAMS, FP8_EXPERTS)
+GATE_UP(fp8, 4, 1, FP8_PARAMS, FP8_EXPERTS)
+DOWN(fp8, 1, 2, FP8_PARAMS, FP8_EXPERTS)
+DOWN(fp8, 2, 1, FP8_PARAMS, FP8_EXPERTS)
+DOWN(fp8, 4, 1, FP8_PARAMS, FP8_EXPERTS)
+SINGLE(fp8, FP8_PARAMS, FP8_EXPERTS)
+
+// Row lengths that are no multiple of 8: a warp a column and a pair at a time, in bf16. Grids as above with a warp a column.
+extern "C" __global__ void experts_gate_up_plain(const bf16* x, const bf16* w, const bf16* bias, const int* ids, bf16* h, int hidden, int inter, int topk,
+                                                 int pairs, int expert_start, int local_experts, int clamped, float alpha, float limit) {
+    const int lane = threadIdx.x % WARP, col = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (col >= inter) return;
+    for (int pair = blockIdx.y; pair < pairs; pair += gridDim.y) {
+        const int expert = ids[pair] - expert_start;
+        if (expert < 0 || expert >= local_experts) continue;
+        const bf16 *row = x + (size_t)(pair / topk) * hidden, *gate_row = w + ((size_t)expert * 2 * inter + col) * hidden, *up_row = gate_row + (size_t)inter * hidden;
+        float gate = 0.f, up = 0.f;
+        for (int i = lane; i < hidden; i += WARP) { gate += f32(gate_row[i]) * f32(row[i]); up += f32(up_row[i]) * f32(row[i]); }
+        gate = warp_sum(gate), up = warp_sum(up);
+        if (bias) { gate += f32(bias[(size_t)expert * 2 * inter + col]); up += f32(bias[(size_t)expert * 2 * inter + inter + col]); }
+        if (lane == 0) h[(size_t)pair * inter + col] = to_bf16(activate(gate, up, clamped, alpha, limit));
+    }
+}
+extern "C" __global__ void experts_down_plain(const bf16* h, const bf16* w, const bf16* bias, const int* ids, float* y, int hidden, int inter, int pairs,
+                                              int expert_start, int local_experts) {
+    const int lane = threadIdx.x % WARP, col = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (col >= hidden) return;
+    for (int pair = blockIdx.y; pair < pairs; pair += gridDim.y) {
+        const int expert = ids[pair] - expert_start;
+        if (expert < 0 || expert >= local_experts) continue;
+        const bf16 *row = h + (size_t)pair * inter, *weight = w + ((size_t)expert * hidden + col) * inter;
+        float sum = 0.f;
+        for (int i = lane; i < inter; i += WARP) sum += f32(weight[i]) * f32(row[i]);
+        sum = warp_sum(sum);
+        if (lane == 0) y[(size_t)pair * hidden + col] = sum + (bias ? f32(bias[(size_t)expert * hidden + col]) : 0.f);
+    }
+}
+
+// y[T, hidden] = sum over k, in order, of weights[t, k] * pair result, for the experts held here; an id outside is skipped. Grid: (T, chunks of hidden).
+extern "C" __global__ void experts_sum(const float* pair_results, const int* ids, const float* weights, void* y, int hidden, int topk, int expert_start,
+                                       int local_experts, int f32_out) {
     const int t = blockIdx.x;
-    for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
+    for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < hidden; i += gridDim.y * blockDim.x) {
         float sum = 0.f;
         for (int k = 0; k < topk; ++k) {
             const int e = ids[t * topk + k] - expert_start;
             if (e >= 0 && e < local_experts) sum += weights[t * topk + k] * pair_results[((size_t)t * topk + k) * hidden + i];
         }
-        y[(size_t)t * hidden + i] = to_bf16(sum);
+        if (f32_out) ((float*)y)[(size_t)t * hidden + i] = sum;
+        else ((bf16*)y)[(size_t)t * hidden + i] = to_bf16(sum);
     }
 }
