@@ -3,6 +3,7 @@
 //! The way of a question: [`question`] says what is asked, [`model`] and [`hardware`] say what is known of model and machine,
 //! [`settings`] is the launch after all defaults and rewrites, [`memory`] counts bytes, and every fault found is a [`finding`].
 
+pub mod catalog;
 pub mod finding;
 pub mod hardware;
 pub mod log;

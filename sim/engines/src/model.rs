@@ -101,6 +101,8 @@ pub struct Model {
     pub kv_bytes_per_token_layer_fp8: Option<u64>,
     /// How weights are stored.
     pub weights: WeightScheme,
+    /// What ledgers need beyond the figures above, from the catalog.
+    pub shape: crate::catalog::Shape,
     /// Every figure of the question, also those without a field here.
     pub given: BTreeMap<String, f64>,
     /// Where the figures come from, for people.

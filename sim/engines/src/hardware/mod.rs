@@ -1,5 +1,11 @@
 //! What a described machine is to an engine: architecture, memory, links.
 
+mod gpus;
+mod read;
+
+pub use gpus::{GPUS, Gpu, find, said_sm, shared_memory_per_block_kib};
+pub use read::read;
+
 /// How the GPUs of a launch reach each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Interconnect {
