@@ -4,7 +4,7 @@ use crate::error::{Failure, InputError};
 use crate::output;
 use crate::scenario::plan_failure;
 use moetwin::cuda::exec::{CudaExecutor, CudaOptions};
-use moetwin::kernels::reference::Data;
+use moetwin::kernels::reference::{Array, Data};
 use moetwin::models::{Deployment, ModelSpec};
 use moetwin::runtime::Executor;
 use moetwin::runtime::reference::{NamedValue, Order, ReferenceExecutor};
@@ -93,7 +93,8 @@ pub(crate) fn generate<E: Executor<Number = f32>>(
     let capacity = capacity.ok_or_else(|| Failure::from(InputError::new("--max-tokens", "the sequences would be too long")))?;
     let executor = open(capacity)?;
     let options = SessionOptions { deployment: job.deployment.clone(), lower: Default::default(), dump: job.dump };
-    let mut session = Session::new(job.spec, job.weights, executor, options, capacity);
+    let session = Session::new(job.spec, job.weights, executor, options, capacity);
+    let mut session = if job.sampler == Sampler::Greedy { session.greedy() } else { session };
     let failed = |e: SessionError| session_failure(e, &job.deployment);
 
     let prefill = session.prefill(job.prompts).map_err(failed)?;
@@ -133,6 +134,12 @@ pub(crate) fn generate<E: Executor<Number = f32>>(
 
 /// The next token of every sequence.
 fn choose(job: &Job<'_>, out: &StepOutput<f32>, rows: &[u32], position: u32) -> Result<Vec<u32>, Failure> {
+    if out.get("logits").is_none()
+        && let Some(ids) = out.get("next_ids").and_then(Array::as_int)
+    {
+        let next: Option<Vec<u32>> = ids.iter().map(|id| u32::try_from(*id).ok()).collect();
+        return next.ok_or_else(|| Failure::Running("no token can be chosen: a row of logits has no number".into()));
+    }
     let logits = out.last_logits(rows);
     let choice = |(sequence, row): (usize, &Vec<f32>)| job.sampler.next(row, sequence as u64, u64::from(position));
     let next: Result<Vec<u32>, _> = logits.iter().enumerate().map(choice).collect();

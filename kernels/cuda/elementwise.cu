@@ -102,7 +102,7 @@ extern "C" __global__ void select_last(const bf16* x, const SequenceRows* sequen
     for (int i = threadIdx.x; i < n; i += blockDim.x) out[to + i] = x[from + i];
 }
 
-// ids[r] = index of the greatest logit of row `r`, the lowest among equals.
+// ids[r] = index of the greatest logit of row `r`, the lowest among equals; -1 where none is a number above minus infinity.
 extern "C" __global__ void argmax(const bf16* logits, int* ids, int n) {
     __shared__ float best_value[WARP];
     __shared__ int best_index[WARP];
@@ -132,6 +132,6 @@ extern "C" __global__ void argmax(const bf16* logits, int* ids, int n) {
     if (threadIdx.x == 0) {
         for (int w = 1; w < blockDim.x / WARP; ++w)
             if (best_value[w] > value || (best_value[w] == value && best_index[w] < index)) { value = best_value[w]; index = best_index[w]; }
-        ids[blockIdx.x] = index == 0x7fffffff ? 0 : index;
+        ids[blockIdx.x] = index == 0x7fffffff ? -1 : index;
     }
 }

@@ -36,7 +36,11 @@ __device__ __forceinline__ void choose_held(const float* scores, const float* bi
     const int lane = threadIdx.x % WARP;
     float held[HELD];
 #pragma unroll
-    for (int j = 0; j < HELD; ++j) held[j] = lane + j * WARP < experts ? biased[lane + j * WARP] : -INF;
+    for (int j = 0; j < HELD; ++j) {
+        // NaN goes last, with what is left out.
+        const float b = lane + j * WARP < experts ? biased[lane + j * WARP] : -INF;
+        held[j] = b == b ? b : -INF;
+    }
     u32 taken = 0;
     float mine = 0.f;
     for (int k = 0; k < topk; ++k) {

@@ -138,9 +138,7 @@ impl<'a> StoredMatrix<'a> {
         self.check(&(row..row + 1), &(col..col + 1))?;
         let scales = self.parts.scales;
         Ok(match self.format {
-            WeightFormat::Int4Group { group } => {
-                bf16_at(scales, row * self.cols.div_ceil(group as usize) + col / group as usize).to_f32()
-            }
+            WeightFormat::Int4Group { group } => bf16_at(scales, row * self.cols.div_ceil(group as usize) + col / group as usize).to_f32(),
             WeightFormat::Fp8Block { rows, cols } => {
                 f32_at(scales, row / rows as usize * self.cols.div_ceil(cols as usize) + col / cols as usize)
             }

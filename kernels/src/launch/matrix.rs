@@ -66,8 +66,7 @@ impl Plan<'_> {
         let (_, k) = self.matrix(self.node.inputs[0])?;
         let weight = self.node.inputs[1];
         // Where the contracted dimension is cut, only the first rank adds the bias.
-        let adds =
-            self.graph.tensors[weight].layout.shard_axis(1).is_none_or(|a| self.graph.deployment.axis_index(a, self.rank) == 0);
+        let adds = self.graph.tensors[weight].layout.shard_axis(1).is_none_or(|a| self.graph.deployment.axis_index(a, self.rank) == 0);
         let bias = if self.node.inputs.len() > 2 && adds { Arg::Input(2) } else { Arg::Null };
         let f32_out = element_of(self.graph, self.node.outputs[0]) == Element::F32;
         let storage = storage_of(self.graph, weight, self.rank)?;
@@ -105,7 +104,8 @@ impl Plan<'_> {
         let tokens = [1, 2, 4, 8].into_iter().find(|t| p.rows <= t * TILE_TOKENS).unwrap_or(8).min(widest);
         let blocks = tiles.div_ceil(u64::from(WARPS) / parts);
         let across = p.rows.div_ceil(TILE_TOKENS * tokens);
-        let split = matches!(storage, Storage::Rows(_)) && tokens <= 4 && blocks * across * p.batch < FEW_BLOCKS && steps >= 2 * parts * CLUSTER;
+        let split =
+            matches!(storage, Storage::Rows(_)) && tokens <= 4 && blocks * across * p.batch < FEW_BLOCKS && steps >= 2 * parts * CLUSTER;
         let kernel = match (storage, tokens, split) {
             (Storage::Rows(_), 1, false) => "linear_mma_bf16_1",
             (Storage::Rows(_), 2, false) => "linear_mma_bf16_2",
@@ -291,7 +291,9 @@ impl Plan<'_> {
     /// Rows whose length no tensor-core kernel takes.
     fn experts_plain(&mut self, e: &ExpertsPlan, activation: Activation, h: Arg) -> Result<(), LaunchError> {
         let packed = |s: Storage| !matches!(s, Storage::Rows(_));
-        if packed(storage_of(self.graph, self.node.inputs[3], self.rank)?) || packed(storage_of(self.graph, self.node.inputs[4], self.rank)?) {
+        if packed(storage_of(self.graph, self.node.inputs[3], self.rank)?)
+            || packed(storage_of(self.graph, self.node.inputs[4], self.rank)?)
+        {
             return Err(self.no_kernel("experts whose gate and down are stored in different ways"));
         }
         let y = self.scratch(4 * e.pairs * e.hidden);

@@ -5,7 +5,7 @@ mod matrix;
 mod plan;
 pub mod storage;
 
-pub use plan::{LaunchError, launches};
+pub use plan::{LaunchError, SHARED_LIMIT_BYTES, launches};
 pub use storage::{Storage, storage_of};
 
 use moetwin_models::op::LinearRole;

@@ -59,7 +59,7 @@ pub(super) struct Plan<'a> {
 
 impl Plan<'_> {
     fn op(&mut self) -> Result<(), LaunchError> {
-        use Arg::{I32, Input, Output};
+        use Arg::{Input, Output};
         match &self.node.op {
             Op::Embed => {
                 let (rows, hidden) = self.matrix_out(0)?;

@@ -59,11 +59,7 @@ pub fn extent_of(graph: &Graph, tensor: TensorId, rank: RankId) -> Result<Extent
     let sizes = graph.local_sizes(tensor, rank)?;
     let size = |i: usize| sizes.get(i).copied().unwrap_or(1);
     let expert = matches!(graph.tensors[tensor].shape.first(), Some(Dim::Experts(_)));
-    Ok(if expert {
-        Extent { experts: size(0), rows: size(1), cols: size(2) }
-    } else {
-        Extent { experts: 1, rows: size(0), cols: size(1) }
-    })
+    Ok(if expert { Extent { experts: size(0), rows: size(1), cols: size(2) } } else { Extent { experts: 1, rows: size(0), cols: size(1) } })
 }
 
 /// Roles whose kernels read packed tiles. The halves of `kv_b` are read by heads, and what is looked up or normed is never packed.
@@ -71,7 +67,17 @@ fn is_projection(role: WeightRole) -> bool {
     use WeightRole as R;
     matches!(
         role,
-        R::Qkv | R::QaKva | R::QDirect | R::Kva | R::Qb | R::O | R::DenseGateUp | R::DenseDown | R::SharedGateUp | R::SharedDown | R::SharedGate
+        R::Qkv
+            | R::QaKva
+            | R::QDirect
+            | R::Kva
+            | R::Qb
+            | R::O
+            | R::DenseGateUp
+            | R::DenseDown
+            | R::SharedGateUp
+            | R::SharedDown
+            | R::SharedGate
     )
 }
 
@@ -89,7 +95,11 @@ pub fn storage_of(graph: &Graph, tensor: TensorId, rank: RankId) -> Result<Stora
     let (rows_cut, cols_cut) = (axis(2).is_some(), axis(1).is_some());
     Ok(match weight.format {
         WeightFormat::Int4Group { group } if u64::from(group) % INT4_SCALE_COLS == 0 => {
-            if cols_cut && extent.cols % u64::from(group) != 0 { plain } else { Storage::Int4 { fused } }
+            if cols_cut && extent.cols % u64::from(group) != 0 {
+                plain
+            } else {
+                Storage::Int4 { fused }
+            }
         }
         WeightFormat::Fp8Block { rows, cols } if u64::from(cols) % FP8_COLS == 0 && rows % 16 == 0 => {
             let row_blocks_hold = segment_rows(graph, tensor, rank, extent.rows)?.iter().enumerate().all(|(i, n)| {

@@ -190,8 +190,7 @@ impl WeightSource for CheckpointWeights {
         let naming = Naming::detect(&self.spec, &|name| self.checkpoint.contains(name));
         let (mut codes, mut scales) = (Vec::with_capacity(share.len), Vec::new());
         for &expert in &share.experts {
-            let mut read =
-                |source: &OpenSource<'_, '_>, row, cols| source.read_packed(row, cols, scale_cols, &mut codes, &mut scales);
+            let mut read = |source: &OpenSource<'_, '_>, row, cols| source.read_packed(row, cols, scale_cols, &mut codes, &mut scales);
             self.read_expert(&share, &naming, expert, &mut read)?;
         }
         Ok(Packed { extent, codes, scales })

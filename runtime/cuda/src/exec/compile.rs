@@ -55,6 +55,24 @@ pub fn compile_all(search: &Search, architecture: &str) -> Result<Cubins, GpuErr
     Ok(Cubins { files })
 }
 
+/// Compiles every source with `from` replaced by `to` wherever it stands, without the cache: deliberately wrong kernels for the checks.
+///
+/// Errors where no source holds `from`.
+pub fn compile_changed(search: &Search, architecture: &str, from: &str, to: &str) -> Result<Cubins, GpuError> {
+    let (_, options) = compiler(search, architecture)?;
+    let headers: Vec<Source> = HEADERS.iter().map(|h| changed(h, from, to)).collect();
+    if !HEADERS.iter().chain(SOURCES).any(|s| s.text.contains(from)) {
+        return Err(GpuError::new("changing a kernel", format!("no source holds {from:?}")));
+    }
+    let files = SOURCES.iter().map(|s| Ok((s.name, compile_with(&changed(s, from, to), &headers, &options)?.0)));
+    Ok(Cubins { files: files.collect::<Result<_, GpuError>>()? })
+}
+
+/// A source with a change. It lives as long as the program: there are a handful.
+fn changed(source: &Source, from: &str, to: &str) -> Source {
+    Source { name: source.name, text: Box::leak(source.text.replace(from, to).into_boxed_str()) }
+}
+
 /// Compiles every source for `sm_<architecture>` without the cache and returns what each kernel takes, by source.
 pub fn resources(search: &Search, architecture: &str) -> Result<Vec<(&'static str, Vec<KernelResources>)>, GpuError> {
     let (_, mut options) = compiler(search, architecture)?;
@@ -129,10 +147,14 @@ fn compile(source: &Source, options: &[CString]) -> Result<Vec<u8>, GpuError> {
 
 /// The CUBIN and what the compiler said.
 fn compile_logged(source: &Source, options: &[CString]) -> Result<(Vec<u8>, String), GpuError> {
+    compile_with(source, HEADERS, options)
+}
+
+fn compile_with(source: &Source, headers: &[Source], options: &[CString]) -> Result<(Vec<u8>, String), GpuError> {
     let text = CString::new(source.text).map_err(|e| GpuError::new("NVRTC", e.to_string()))?;
     let name = CString::new(source.name).map_err(|e| GpuError::new("NVRTC", e.to_string()))?;
-    let headers: Vec<CString> = HEADERS.iter().filter_map(|h| CString::new(h.text).ok()).collect();
-    let names: Vec<CString> = HEADERS.iter().filter_map(|h| CString::new(h.name).ok()).collect();
+    let names: Vec<CString> = headers.iter().filter_map(|h| CString::new(h.name).ok()).collect();
+    let headers: Vec<CString> = headers.iter().filter_map(|h| CString::new(h.text).ok()).collect();
     let pointers = |list: &[CString]| -> Vec<*const c_char> { list.iter().map(|s| s.as_ptr()).collect() };
     let (header_pointers, name_pointers, option_pointers) = (pointers(&headers), pointers(&names), pointers(options));
     let mut program: sys::nvrtcProgram = ptr::null_mut();

@@ -7,16 +7,20 @@ use crate::device::{Device, Driver};
 use crate::nccl::{Communicator, Nccl};
 use crate::search::Search;
 use cudarc::driver::{DriverError, result, sys};
-use moetwin_kernels::launch::Launch;
+use moetwin_kernels::launch::{Launch, SHARED_LIMIT_BYTES};
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Dynamic shared memory that a kernel may have without asking for it.
+const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 /// Streams of a rank.
 const STREAMS: usize = 2;
-/// How often a wait looks whether it is over.
-const POLL: Duration = Duration::from_micros(20);
+/// How long a wait looks without pause: a decode step ends within it, and a pause would add to every step.
+const SPIN: Duration = Duration::from_millis(5);
+/// How often a longer wait looks whether it is over.
+const POLL: Duration = Duration::from_micros(100);
 
 /// A GPU with its streams, modules, memory, communicators and graphs. Neither `Send` nor shared: the rank's thread makes and drops it.
 pub(super) struct DriverGpu {
@@ -76,6 +80,12 @@ impl DriverGpu {
         let name = CString::new(launch.kernel).map_err(|e| GpuError::new("kernel name", e.to_string()))?;
         // SAFETY: the module is loaded and stays so as long as this GPU lives.
         let function = unsafe { result::module::get_function(module, name) }.map_err(failed(format!("kernel {}", launch.kernel)))?;
+        if launch.shared_bytes > DEFAULT_SHARED_BYTES {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function belongs to a loaded module of this context.
+            unsafe { result::function::set_function_attribute(function, attribute, SHARED_LIMIT_BYTES as i32) }
+                .map_err(failed(format!("shared memory of {}", launch.kernel)))?;
+        }
         self.functions.insert(launch.kernel, function);
         Ok(function)
     }
@@ -86,6 +96,17 @@ impl DriverGpu {
         let made = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(failed("cuEventCreate"))?;
         self.events.insert(event, made);
         Ok(made)
+    }
+}
+
+impl DriverGpu {
+    /// Frees all memory; captured graphs that name it may not be replayed any more.
+    pub(super) fn free_all(&mut self) -> Result<(), GpuError> {
+        for address in self.allocations.drain(..) {
+            // SAFETY: allocated by this GPU and freed once; the caller has waited for the streams.
+            unsafe { result::free_sync(address) }.map_err(failed("cuMemFree"))?;
+        }
+        Ok(())
     }
 }
 
@@ -126,17 +147,8 @@ impl Gpu for DriverGpu {
         let mut pointers: Vec<*mut c_void> = cells.iter_mut().map(|c| std::ptr::from_mut(c).cast()).collect();
         // SAFETY: the cells follow the kernel's parameter list (little-endian, so that smaller types read their low bytes) and are copied
         // by the call; addresses belong to this GPU.
-        unsafe {
-            result::launch_kernel(
-                function,
-                (launch.grid.0, launch.grid.1, 1),
-                (launch.block, 1, 1),
-                launch.shared_bytes,
-                stream,
-                &mut pointers,
-            )
-        }
-        .map_err(failed(format!("launching {}", launch.kernel)))
+        unsafe { result::launch_kernel(function, launch.grid, (launch.block, 1, 1), launch.shared_bytes, stream, &mut pointers) }
+            .map_err(failed(format!("launching {}", launch.kernel)))
     }
     fn record(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
         let (event, stream) = (self.event(event)?, self.stream(stream)?);
@@ -183,7 +195,8 @@ impl Gpu for DriverGpu {
         unsafe { result::graph::launch(exec, self.streams[0]) }.map_err(failed("graph launch"))
     }
     fn synchronize(&mut self, deadline: Duration) -> Result<(), GpuError> {
-        let end = Instant::now() + deadline;
+        let begin = Instant::now();
+        let end = begin + deadline;
         for i in 0..self.streams.len() {
             loop {
                 // SAFETY: the stream is alive.
@@ -198,7 +211,9 @@ impl Gpu for DriverGpu {
                 if Instant::now() > end {
                     return Err(GpuError::new("waiting for the GPU", format!("not finished within {deadline:?}")));
                 }
-                std::thread::sleep(POLL);
+                if begin.elapsed() > SPIN {
+                    std::thread::sleep(POLL);
+                }
             }
         }
         Ok(())

@@ -4,11 +4,12 @@ use super::compile::compile_all;
 use super::driver_gpu::DriverGpu;
 use super::gpu::{Element, GpuError};
 use super::rank::{Communicators, Membership, PartOfResult, Rank};
+use super::weights::WeightLoad;
+use super::weights::read_weight;
 use crate::device::Driver;
 use crate::nccl::Nccl;
 use crate::search::Search;
 use half::bf16;
-use moetwin_kernels::launch::element_of;
 use moetwin_kernels::reference::{Array, Data};
 use moetwin_models::{Phase, RankId, TensorKind, WeightRef};
 use moetwin_runtime::reference::{ExecuteError, NamedValue, StepInputs, collect};
@@ -36,7 +37,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 enum Job {
     Connect(Vec<Membership>),
-    Load(WeightRef, Vec<u8>),
+    Load(WeightRef, WeightLoad),
     Add(Arc<Program>, Arc<Communicators>, bool),
     Run(usize, Arc<StepInputs>),
     Abort,
@@ -162,8 +163,8 @@ impl CudaExecutor {
             if !self.loaded.insert((rank, weight)) {
                 continue;
             }
-            let value = weights.load(&program.graph, buffer.tensor, rank).map_err(|e| ExecuteError::Weights(e.to_string()))?;
-            self.send(rank, Job::Load(weight, to_bytes(&value, element_of(&program.graph, buffer.tensor))))?;
+            let load = read_weight(weights, &program.graph, buffer.tensor, rank).map_err(|e| ExecuteError::Weights(e.to_string()))?;
+            self.send(rank, Job::Load(weight, load))?;
         }
         // Loads are answered only where they fail, by the next job's answer.
         Ok(())
@@ -184,8 +185,8 @@ fn serve(rank: &mut Rank<DriverGpu>, inbox: &Receiver<Job>, outbox: &Sender<Answ
                 failed = Some(e);
                 continue;
             }
-            (Job::Load(weight, bytes), None) => {
-                failed = rank.load(weight, &bytes).err();
+            (Job::Load(weight, load), None) => {
+                failed = rank.load(weight, &load).err();
                 continue;
             }
             (_, Some(e)) => Err(e),
@@ -251,15 +252,7 @@ impl Drop for CudaExecutor {
     }
 }
 
-fn to_bytes(array: &Array<f32>, element: Element) -> Vec<u8> {
-    match (&array.data, element) {
-        (Data::Real(v), Element::Bf16) => v.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
-        (Data::Real(v), _) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        (Data::Int(v), _) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-    }
-}
-
-fn from_bytes(part: PartOfResult) -> Array<f32> {
+pub(super) fn from_bytes(part: PartOfResult) -> Array<f32> {
     let four = |c: &[u8]| [c[0], c[1], c[2], c[3]];
     let data = match part.element {
         Element::Bf16 => Data::Real(part.bytes.chunks_exact(2).map(|c| bf16::from_le_bytes([c[0], c[1]]).to_f32()).collect()),

@@ -6,5 +6,7 @@ mod exchange;
 mod executor;
 pub mod gpu;
 mod rank;
+pub mod trial;
+mod weights;
 
 pub use executor::{CudaExecutor, CudaOptions};

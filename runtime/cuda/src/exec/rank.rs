@@ -2,6 +2,7 @@
 
 use super::exchange::{Part, Places, parts};
 use super::gpu::{Address, Call, Captured, Gpu, GpuError};
+use super::weights::WeightLoad;
 use moetwin_kernels::launch::{Arg, Element, Launches, Table, element_of, launches};
 use moetwin_models::{IdVec, RankId, TensorKind, WeightRef};
 use moetwin_runtime::reference::{StepInputs, first_token_of_replica, positions};
@@ -76,10 +77,11 @@ impl<G: Gpu> Rank<G> {
     pub(super) fn connect(&mut self, memberships: &[Membership]) -> Result<(), GpuError> {
         memberships.iter().try_for_each(|m| self.gpu.connect(m.number, &m.id, m.index, m.members, self.deadline))
     }
-    /// Copies a weight into device memory.
-    pub(super) fn load(&mut self, weight: WeightRef, bytes: &[u8]) -> Result<(), GpuError> {
-        let address = self.gpu.allocate(bytes.len() as u64)?;
-        self.gpu.write(address, bytes)?;
+    /// Brings a weight into device memory.
+    pub(super) fn load(&mut self, weight: WeightRef, load: &WeightLoad) -> Result<(), GpuError> {
+        let address = self.gpu.allocate(load.bytes())?;
+        let tables = self.gpu.allocate(load.table_bytes())?;
+        load.place(&mut self.gpu, address, tables)?;
         self.weights.insert(weight, address);
         Ok(())
     }
@@ -280,6 +282,7 @@ impl<G: Gpu> Rank<G> {
             for arg in &launch.args {
                 cells.push(match arg {
                     Arg::Input(i) => places.inputs[*i],
+                    Arg::InputAt { index, offset } => places.inputs[*index] + offset,
                     Arg::Output(i) => places.outputs[*i],
                     Arg::Scratch { offset } => places.scratch + offset,
                     Arg::Table(table) => self.table(table)?,
