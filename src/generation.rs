@@ -5,12 +5,15 @@ use crate::output;
 use crate::scenario::plan_failure;
 use moetwin::cuda::exec::{CudaExecutor, CudaOptions};
 use moetwin::kernels::reference::{Array, Data};
+use moetwin::kernels::routing::RoutingHistogram;
+use moetwin::models::spec::Ffn;
 use moetwin::models::{Deployment, ModelSpec};
 use moetwin::runtime::Executor;
 use moetwin::runtime::reference::{NamedValue, Order, ReferenceExecutor};
 use moetwin::runtime::session::{Session, SessionError, SessionOptions, StepOutput};
 use moetwin::runtime::text::{Sampler, TextModel};
 use moetwin::runtime::weights::{OutTensor, WeightSource, write_to};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Longest wait for GPUs: loading a communicator or running a step on them takes seconds at most.
@@ -36,6 +39,8 @@ pub(crate) struct Job<'a> {
     pub(crate) stop: &'a [u32],
     /// Whether the values of the prompts are kept.
     pub(crate) dump: bool,
+    /// Decode passes that prepare the ones that are timed.
+    pub(crate) warm_passes: usize,
 }
 
 /// What was generated.
@@ -46,14 +51,18 @@ pub(crate) struct Generated {
     pub(crate) collectives: u64,
     /// The values of the prompts as a safetensors file.
     pub(crate) dump: Vec<u8>,
+    /// Experts chosen for the tokens of the prompts, by layer; only where values are kept.
+    chosen: BTreeMap<u16, Vec<i32>>,
     /// Time of each decode pass.
     passes: Vec<Duration>,
+    /// Decode passes that come before the captured ones: one eager, one that captures. Timed only where there are no others.
+    warm: usize,
 }
 
 impl Generated {
     /// Median and 99th percentile of the decode passes, milliseconds.
     pub(crate) fn step_quantiles_ms(&self) -> Option<(f64, f64)> {
-        let mut sorted = self.passes.clone();
+        let mut sorted = self.passes.get(self.warm..).filter(|p| !p.is_empty())?.to_vec();
         sorted.sort();
         let at = |quantile: f64| {
             let index = (quantile * sorted.len() as f64).ceil() as usize;
@@ -61,10 +70,22 @@ impl Generated {
         };
         Some((at(0.5)?, at(0.99)?))
     }
+    /// How often each expert was chosen for the prompts, as a file that `--routing` reads.
+    pub(crate) fn routing(&self, spec: &ModelSpec) -> Result<Vec<u8>, Failure> {
+        let mut layers = BTreeMap::new();
+        for (&layer, ids) in &self.chosen {
+            let Some(Ffn::Moe(moe)) = spec.layers.get(usize::from(layer)).map(|l| &l.ffn) else { continue };
+            let mut counts = vec![0u64; moe.experts as usize];
+            ids.iter().filter_map(|id| usize::try_from(*id).ok()).for_each(|id| counts[id] += 1);
+            layers.insert(layer, counts);
+        }
+        serde_json::to_vec(&RoutingHistogram { schema: 1, layers }).map_err(|e| Failure::Running(format!("--record-routing: {e}")))
+    }
     /// New tokens a second over the decode passes, summed over sequences.
     pub(crate) fn tokens_per_s(&self) -> Option<f64> {
-        let seconds = self.passes.iter().sum::<Duration>().as_secs_f64();
-        let tokens = (self.tokens.len() * self.passes.len()) as f64;
+        let passes = self.passes.get(self.warm..)?;
+        let seconds = passes.iter().sum::<Duration>().as_secs_f64();
+        let tokens = (self.tokens.len() * passes.len()) as f64;
         (seconds > 0.0).then(|| tokens / seconds)
     }
 }
@@ -100,6 +121,7 @@ pub(crate) fn generate<E: Executor<Number = f32>>(
     let prefill = session.prefill(job.prompts).map_err(failed)?;
     let rows: Vec<u32> = job.prompts.iter().map(|p| if job.dump { p.len() as u32 } else { 1 }).collect();
     let dump = if job.dump { dump(prefill.values.as_slice())? } else { Vec::new() };
+    let chosen = prefill.values.iter().filter_map(chosen_experts).collect();
     let mut text = stream.map(TextModel::stream);
     let mut print = |token: u32| -> Result<(), Failure> {
         match text.as_mut().map(|t| t.push(token)) {
@@ -129,7 +151,17 @@ pub(crate) fn generate<E: Executor<Number = f32>>(
     if let Some(text) = text {
         output::piece(&text.finish().map_err(|e| Failure::Running(e.to_string()))?)?;
     }
-    Ok(Generated { tokens, collectives: session.collectives(), dump, passes })
+    let warm = if passes.len() > job.warm_passes { job.warm_passes } else { 0 };
+    Ok(Generated { tokens, collectives: session.collectives(), dump, chosen, passes, warm })
+}
+
+/// The layer of a value that holds chosen experts, and the experts.
+fn chosen_experts(value: &NamedValue<f32>) -> Option<(u16, Vec<i32>)> {
+    let layer = value.name.strip_prefix("router.")?.strip_suffix(".experts")?.parse().ok()?;
+    match &value.value.data {
+        Data::Int(ids) => Some((layer, ids.clone())),
+        Data::Real(_) => None,
+    }
 }
 
 /// The next token of every sequence.

@@ -1,5 +1,5 @@
 // Norms, sums, activations, embedding, row selection, greedy choice. One block a row unless said otherwise.
-#include "common.cuh"
+#include "activation.cuh"
 
 // out[T, H] = table[ids[t] - vocab_start], zeros for ids of other ranks' slices.
 extern "C" __global__ void embed(const int* ids, const bf16* table, bf16* out, int hidden, int vocab_start, int vocab_rows) {
@@ -80,13 +80,6 @@ extern "C" __global__ void add(const bf16* a, const bf16* b, bf16* out, u64 n) {
 extern "C" __global__ void sigmoid_scale(const bf16* y, const bf16* score, bf16* out, int n, int score_width) {
     const size_t start = (size_t)blockIdx.x * n, scores = (size_t)blockIdx.x * score_width;
     for (int i = threadIdx.x; i < n; i += blockDim.x) out[start + i] = to_bf16(f32(y[start + i]) * sigmoid(f32(score[scores + (score_width == n ? i : 0)])));
-}
-
-__device__ __forceinline__ float activate(float gate, float up, int clamped, float alpha, float limit) {
-    if (!clamped) return gate * sigmoid(gate) * up;
-    gate = fminf(gate, limit);
-    up = fminf(fmaxf(up, -limit), limit);
-    return (up + 1.f) * gate * sigmoid(alpha * gate);
 }
 
 // h[T, n] from gate_up[T, gate | up].

@@ -166,7 +166,7 @@ impl<'a, E: Executor> Session<'a, E> {
     }
 
     fn program(&mut self, step: Step, dump: bool) -> Result<Program, SessionError> {
-        let mut graph = plan(self.spec, &step, &self.options.deployment, &BuildOptions { dump })?;
+        let mut graph = plan(self.spec, &step, &self.options.deployment, &BuildOptions { dump, ..BuildOptions::default() })?;
         if self.greedy && !dump {
             graph.outputs.retain(|(name, _)| name != "logits");
         }

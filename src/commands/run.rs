@@ -97,6 +97,9 @@ pub(crate) struct RunArgs {
     /// Write logits, hidden states and router choices of the prompts, as safetensors
     #[arg(long, value_name = "FILE")]
     dump: Option<PathBuf>,
+    /// Write how often each expert was chosen for the tokens of the prompts, a file for --routing
+    #[arg(long, value_name = "FILE")]
+    record_routing: Option<PathBuf>,
     /// Write the trace
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -154,6 +157,7 @@ fn without_effect(args: &DeploymentArgs, backend: Backend) -> Vec<&'static str> 
 
 fn execute(args: &RunArgs) -> Result<Outcome, Failure> {
     let dump = args.dump.as_deref().map(|path| NewFile::plan("--dump", path)).transpose()?;
+    let routing = args.record_routing.as_deref().map(|path| NewFile::plan("--record-routing", path)).transpose()?;
     let name = args.deployment.model.as_deref().unwrap_or(builtin::NAME);
     let model = resolve::model("--model", name)?;
     let spec = cut(model.spec, args.layers)?;
@@ -180,7 +184,9 @@ fn execute(args: &RunArgs) -> Result<Outcome, Failure> {
         sampler,
         order_seed: args.deployment.seed,
         stop: text.as_ref().map_or(&[], |t| &t.stop),
-        dump: dump.is_some(),
+        dump: dump.is_some() || routing.is_some(),
+        // One eager pass and the one that captures.
+        warm_passes: if args.backend == Backend::Cuda && args.deployment.graphs != Some(Switch::Off) { 2 } else { 0 },
     };
     let stream = text.as_ref().filter(|_| !args.deployment.json);
     if let Some(t) = stream {
@@ -194,6 +200,9 @@ fn execute(args: &RunArgs) -> Result<Outcome, Failure> {
     };
     if let Some(file) = dump {
         file.commit(&generated.dump)?;
+    }
+    if let Some(file) = routing {
+        file.commit(&generated.routing(&spec)?)?;
     }
     if args.deployment.json {
         output::answer_json(&json(&spec, &job, &generated, args.backend))?;

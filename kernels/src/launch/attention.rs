@@ -55,7 +55,7 @@ impl Plan<'_> {
         match &self.node.op {
             Op::QkNorm { eps } => self.qk_norm(*eps),
             Op::QkvPrepare { head_dim, rope, qk_norm_eps } => self.qkv_prepare(*head_dim, rope.as_ref(), *qk_norm_eps),
-            Op::GqaAttention { head_dim, scale, window } => self.gqa_attention(u64::from(*head_dim), *scale, window.unwrap_or(0)),
+            Op::GqaAttention { head_dim, scale, window, .. } => self.gqa_attention(u64::from(*head_dim), *scale, window.unwrap_or(0)),
             Op::MlaNorm { eps, q_lora, kv_lora } => self.mla_norm(*eps, q_lora.map(u64::from), u64::from(*kv_lora)),
             Op::MlaRope { nope, rope } => self.mla_rope(*nope, rope),
             Op::MlaAbsorbQuery { nope, rope_dim, v_dim } => self.mla_absorb_query(*nope, *rope_dim, *v_dim),

@@ -46,6 +46,15 @@ pub(super) struct Product {
     pub(super) cached: bool,
 }
 
+/// The source of the experts kernels of a format.
+fn experts_source(storage: Storage) -> &'static str {
+    match storage {
+        Storage::Rows(_) => "experts_bf16.cu",
+        Storage::Int4 { .. } => "experts_int4.cu",
+        Storage::Fp8 { .. } => "experts_fp8.cu",
+    }
+}
+
 /// Columns that a step of a kernel takes (`STEP` of the streams in mma.cuh).
 fn step_of(storage: Storage) -> u64 {
     match storage {
@@ -216,7 +225,7 @@ impl Plan<'_> {
             (Storage::Fp8 { .. }, _) => "experts_down_fp8_4",
         };
         let blocks = e.hidden.div_ceil(TILE_ROWS).div_ceil(u64::from(WARPS) / parts);
-        self.grid("experts.cu", kernel, [blocks, e.pairs.min(e.local), 1], BLOCK, 0, args)?;
+        self.grid(experts_source(storages[1]), kernel, [blocks, e.pairs.min(e.local), 1], BLOCK, 0, args)?;
         self.experts_sum(&e, y)
     }
 
@@ -262,7 +271,7 @@ impl Plan<'_> {
         };
         let y = if lists.is_some() { e.pairs.min(e.local) } else { e.topk };
         let blocks = e.inter.div_ceil(FUSED_COLS).div_ceil(u64::from(WARPS) / parts);
-        self.grid("experts.cu", kernel, [blocks, y, 1], BLOCK, 0, args)
+        self.grid(experts_source(storage), kernel, [blocks, y, 1], BLOCK, 0, args)
     }
 
     /// One token: its choices are the list, and down sums them.
@@ -285,7 +294,7 @@ impl Plan<'_> {
             Storage::Int4 { .. } => "experts_down_int4_single",
             Storage::Fp8 { .. } => "experts_down_fp8_single",
         };
-        self.rows("experts.cu", kernel, e.hidden.div_ceil(TILE_ROWS), 1, 0, args)
+        self.rows(experts_source(storages[1]), kernel, e.hidden.div_ceil(TILE_ROWS), 1, 0, args)
     }
 
     /// Rows whose length no tensor-core kernel takes.

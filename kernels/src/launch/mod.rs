@@ -4,6 +4,8 @@ mod attention;
 mod matrix;
 mod plan;
 pub mod storage;
+#[cfg(test)]
+mod tests;
 
 pub use plan::{LaunchError, SHARED_LIMIT_BYTES, launches};
 pub use storage::{Storage, storage_of};
@@ -19,6 +21,9 @@ pub const SOURCES: &[Source] = &[
     Source { name: "decode.cu", text: include_str!("../../cuda/decode.cu") },
     Source { name: "route.cu", text: include_str!("../../cuda/route.cu") },
     Source { name: "experts.cu", text: include_str!("../../cuda/experts.cu") },
+    Source { name: "experts_bf16.cu", text: include_str!("../../cuda/experts_bf16.cu") },
+    Source { name: "experts_int4.cu", text: include_str!("../../cuda/experts_int4.cu") },
+    Source { name: "experts_fp8.cu", text: include_str!("../../cuda/experts_fp8.cu") },
     Source { name: "exchange.cu", text: include_str!("../../cuda/exchange.cu") },
     Source { name: "synthetic.cu", text: include_str!("../../cuda/synthetic.cu") },
 ];
@@ -26,6 +31,8 @@ pub const SOURCES: &[Source] = &[
 /// What the sources include, beside CUDA's own headers.
 pub const HEADERS: &[Source] = &[
     Source { name: "common.cuh", text: include_str!("../../cuda/common.cuh") },
+    Source { name: "activation.cuh", text: include_str!("../../cuda/activation.cuh") },
+    Source { name: "experts.cuh", text: include_str!("../../cuda/experts.cuh") },
     Source { name: "mma.cuh", text: include_str!("../../cuda/mma.cuh") },
     Source { name: "weights.cuh", text: include_str!("../../cuda/weights.cuh") },
 ];

@@ -118,13 +118,13 @@ impl Plan<'_> {
             Op::Experts { activation } => self.experts(*activation),
             Op::QkNorm { .. }
             | Op::QkvPrepare { .. }
-            | Op::GqaAttention { .. }
+            | Op::GqaAttention { split_context: false, .. }
             | Op::MlaNorm { .. }
             | Op::MlaRope { .. }
             | Op::MlaAbsorbQuery { .. }
             | Op::MlaExpandValue { .. }
             | Op::MlaExpandKv
-            | Op::MlaDecode { sparse_topk: None, .. }
+            | Op::MlaDecode { sparse_topk: None, split_context: false, .. }
             | Op::MlaPrefill { .. } => self.attention(),
             other => Err(self.no_kernel(other.name())),
         }

@@ -3,7 +3,7 @@
 use super::build::{Build, Numbers, step};
 use super::cases::router;
 use moetwin_cuda::exec::trial::Trial;
-use moetwin_kernels::reference::{Array, CacheSlot};
+use moetwin_kernels::reference::{Array, CacheSlot, Turn};
 use moetwin_models::graph::NewTensor;
 use moetwin_models::op::LinearRole;
 use moetwin_models::spec::Activation;
@@ -64,7 +64,7 @@ fn attention(name: &'static str, rows: u64, past: u32, heads: u64) -> Shape {
     let q = graph.add_source("q", TensorKind::Activation, vec![Dim::Tokens, Dim::Fixed(heads * 576)], DType::Bf16);
     let cache = graph.add_source("cache", TensorKind::Cache { layer: 0 }, vec![Dim::KvRows, Dim::Fixed(576)], DType::Bf16);
     let y = NewTensor::activation("y", vec![Dim::Tokens, Dim::Fixed(heads * 512)], DType::Bf16);
-    graph.add_node(Op::MlaDecode { kv_lora: 512, scale: 0.14, sparse_topk: None }, None, 0, vec![q, cache], vec![y]);
+    graph.add_node(Op::MlaDecode { kv_lora: 512, scale: 0.14, sparse_topk: None, split_context: false }, None, 0, vec![q, cache], vec![y]);
     Shape { name, rows, bytes: rows * (u64::from(past) + 1) * 1152, graph }
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn run(trial: &mut Trial, spec: &ModelSpec, only: Option<&str>) -> Re
         let slots: Vec<CacheSlot> = (0..shape.rows)
             .map(|i| {
                 let sequence: Sequence = shape.graph.step.sequences[i as usize];
-                CacheSlot { sequence, cache_start: i as usize * (sequence.past + 1) as usize }
+                CacheSlot { sequence, cache_start: i as usize * (sequence.past + 1) as usize, turn: Turn::WHOLE }
             })
             .collect();
         let mut distinct = 0;
@@ -201,9 +201,13 @@ pub(crate) fn synthetic(trial: &mut Trial, spec: &ModelSpec, seed: u64) -> Resul
         match got.iter().zip(&expected).position(|(a, b)| a != b) {
             None if got.len() == expected.len() => {}
             at => {
-                return Err(
-                    format!("{role:?} in {}: {} bytes of {}, first difference at {at:?}", format.name(), got.len(), expected.len()).into()
-                );
+                return Err(format!(
+                    "{role:?} in {}: {} bytes of {}, first difference at {at:?}",
+                    format.name(),
+                    got.len(),
+                    expected.len()
+                )
+                .into());
             }
         }
     }

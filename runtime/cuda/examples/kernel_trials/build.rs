@@ -5,7 +5,7 @@ use moetwin_cuda::exec::trial::{Operand, Trial};
 use moetwin_kernels::dequant::{decode_e4m3, encode_e4m3};
 use moetwin_kernels::launch::storage::{Extent, Packed, Storage, storage_of};
 use moetwin_kernels::launch::{Element, element_of};
-use moetwin_kernels::reference::{Array, CacheSlot, Data, LocalContext, in_place, run};
+use moetwin_kernels::reference::{Array, CacheSlot, Data, LocalContext, Turn, in_place, run};
 use moetwin_models::graph::NewTensor;
 use moetwin_models::op::LinearRole;
 use moetwin_models::{DType, Deployment, Dim, Graph, LogitsRows, NodeId, Op, Phase, RankId, Sequence, Step, TensorId, TensorKind};
@@ -72,7 +72,7 @@ impl Build {
     pub(crate) fn new(sequences: &[(u32, u32)]) -> Self {
         let mut next = 1;
         let slots = sequences.iter().map(|&(past, new)| {
-            let slot = CacheSlot { sequence: Sequence { past, new }, cache_start: next };
+            let slot = CacheSlot { sequence: Sequence { past, new }, cache_start: next, turn: Turn::WHOLE };
             next += (past + new) as usize + 2;
             slot
         });

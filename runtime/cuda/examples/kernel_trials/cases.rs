@@ -355,7 +355,7 @@ fn gqa(n: &mut Numbers, list: &[(u32, u32)]) -> Case {
         b.weight(WeightRole::Sinks, BF16, vec![Dim::Fixed(heads)], Array::real(&[heads as usize], values));
     }
     let window = n.pick(&[None, None, Some(5), Some(70)]);
-    let op = Op::GqaAttention { head_dim: d as u32, scale: 1.0 / (d as f64).sqrt(), window };
+    let op = Op::GqaAttention { head_dim: d as u32, scale: 1.0 / (d as f64).sqrt(), window, split_context: false };
     b.finish(op, vec![(vec![Dim::Tokens, Dim::Fixed(heads * d)], DType::Bf16, None)])
 }
 
@@ -427,7 +427,7 @@ fn mla(n: &mut Numbers, list: &[(u32, u32)]) -> Case {
     let q = matrix(n, tokens, (heads * (kv + dim)) as usize, 1.0);
     b.real(vec![Dim::Tokens, Dim::Fixed(heads * (kv + dim))], q);
     cache(&mut b, n, kv + dim);
-    let op = Op::MlaDecode { kv_lora: kv as u32, scale: 2.0 / (kv as f64).sqrt(), sparse_topk: None };
+    let op = Op::MlaDecode { kv_lora: kv as u32, scale: 2.0 / (kv as f64).sqrt(), sparse_topk: None, split_context: false };
     b.finish(op, vec![(vec![Dim::Tokens, Dim::Fixed(heads * kv)], DType::Bf16, None)])
 }
 

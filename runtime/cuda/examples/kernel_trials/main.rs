@@ -1,7 +1,7 @@
 //! Every kernel against the CPU reference on random operands, from poisoned results; deliberately wrong kernels, which the checks must reject;
 //! and times of single ops. Runs on the driver's first GPU:
 //!
-//! `kernel_trials [--seed N] [--cases N] [--only NAME] [--wrong] [--bench]`
+//! `kernel_trials [--seed N] [--cases N] [--only NAME] [--wrong] [--bench] [--compile ARCHITECTURE]`
 
 mod bench;
 mod build;
@@ -10,7 +10,7 @@ mod cases;
 use build::Numbers;
 use cases::{FAMILIES, Family};
 use moetwin_cuda::Search;
-use moetwin_cuda::exec::compile::compile_changed;
+use moetwin_cuda::exec::compile::{compile_all, compile_changed};
 use moetwin_cuda::exec::trial::Trial;
 use moetwin_runtime::builtin;
 use std::error::Error;
@@ -36,6 +36,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let number = |name: &str, default: u64| value(name).map_or(Ok(default), str::parse::<u64>);
     let (seed, count, only) = (number("--seed", 1)?, number("--cases", 12)?, value("--only"));
     let search = Search::from_environment();
+    if let Some(architecture) = value("--compile") {
+        // Fills the cache of CUBINs where there is no GPU.
+        compile_all(&search, architecture)?;
+        for family in FAMILIES {
+            compile_changed(&search, architecture, family.wrong.0, family.wrong.1)?;
+        }
+        return Ok(());
+    }
     let spec = builtin::spec()?;
     let mut trial = Trial::open(&search)?;
     if given("--bench").is_some() {

@@ -148,3 +148,34 @@ fn launch<G: Gpu>(gpu: &mut G, kernel: &'static str, threads: u64, args: &[u64])
     let launch = Launch { source: "synthetic.cu", kernel, grid: (blocks, 1, 1), block: BLOCK, shared_bytes: 0, args: Vec::new() };
     gpu.launch(0, &launch, args)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moetwin_models::{BuildOptions, Deployment, Phase, Step, TensorKind, WeightRole, plan, zoo};
+
+    /// Every weight takes on the device what the memory ledger counts for it, which is what the checkpoint's format takes: but for the
+    /// halves of `kv_b`, read by heads in bf16, and routers and biases of f32.
+    #[test]
+    fn device_bytes_are_the_ledgers() {
+        for (model, tp, ep) in [("kimi-k2.5", 1, 1), ("kimi-k2.5", 8, 1), ("kimi-k2.5", 8, 8), ("deepseek-v3", 8, 1), ("qwen3-30b-a3b", 2, 1)] {
+            let spec = zoo::spec(model).unwrap();
+            let deployment = Deployment { tp, ep, ..Deployment::single() };
+            let graph = plan(&spec, &Step::uniform(Phase::Decode, 1, 128), &deployment, &BuildOptions::default()).unwrap();
+            let mut packed = 0;
+            for (id, tensor) in graph.tensors.iter() {
+                let TensorKind::Weight(w) = tensor.kind else { continue };
+                if matches!(w.role, WeightRole::KvB | WeightRole::Router | WeightRole::CorrectionBias) {
+                    continue;
+                }
+                for rank in [RankId(0), RankId(tp - 1)] {
+                    let storage = storage_of(&graph, id, rank).unwrap();
+                    let bytes = storage.bytes(extent_of(&graph, id, rank).unwrap());
+                    assert_eq!(bytes, graph.local_bytes(id, rank).unwrap(), "{model} tp {tp} ep {ep}: {}", tensor.name);
+                    packed += u32::from(!matches!(storage, Storage::Rows(_)));
+                }
+            }
+            assert_eq!(packed > 0, model != "qwen3-30b-a3b", "{model}");
+        }
+    }
+}

@@ -57,7 +57,7 @@ mod tests {
         assert!(!unknown.assumptions.is_empty());
         assert_eq!(named("<path>", "DeepSeek-V3/R1 class, PD decode node").experts, Some(256));
         assert_eq!(named("Qwen/Qwen3-30B-A3B-AWQ", "").weights.method, "awq");
-        assert_eq!(named("Qwen/Qwen2.5-0.5B-Instruct", "").moe, false);
+        assert!(!named("Qwen/Qwen2.5-0.5B-Instruct", "").moe);
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub(super) fn checkpoint(model: &mut Model, said: Option<&'static str>) {
     let same = |said: &str| current.as_deref().is_some_and(|c| c == said || (c == "int4" && matches!(said, "w4a16")));
     match said {
         // `(FP8)` of a model whose experts are FP4 speaks of the checkpoint as a whole.
-        Some(said) if !same(said) && !(said == "fp8" && model.shape.experts_method.is_some()) => {
+        Some(said) if !(same(said) || said == "fp8" && model.shape.experts_method.is_some()) => {
             model.weights = scheme(said, said == "mxfp4" || model.weights.experts_only && said == "int4");
             model.shape.experts_method = None;
             if let Some(spec) = &mut model.spec {

@@ -31,6 +31,10 @@ pub struct Shape {
     pub full_heads: Option<(u64, u64)>,
     /// Every layer has a dense MLP beside its experts.
     pub dense_beside_experts: bool,
+    /// Attention parameters of a layer, in 10^6, that engines hold in 16 bit where the GPU lacks a kernel for their 8-bit form.
+    pub widened_m: f64,
+    /// Layers and width of the vision tower as SGLang reads them off its configuration.
+    pub vision: Option<(u64, u64)>,
     /// The vision tower's attention keeps whole score matrices (no fused kernel for its mask).
     pub eager_vision: bool,
 }

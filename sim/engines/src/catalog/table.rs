@@ -67,6 +67,9 @@ impl Row {
         }
         model.shape.vision_gib = self.real("vision").unwrap_or(0.0);
         model.multimodal |= model.shape.vision_gib > 0.0;
+        if model.multimodal && model.shape.vision.is_none() {
+            model.shape.vision = Some((24, 1024));
+        }
         if self.source.starts_with("taken as") {
             model.assumptions.push(format!("{} is {}", self.name, self.source));
         }
@@ -154,6 +157,7 @@ impl Row {
             full_heads: self.count("fullkv").zip(self.count("fullhd")),
             dense_beside_experts: self.text("both").is_some(),
             eager_vision: self.text("eager_vision").is_some(),
+            widened_m: self.real("woM").unwrap_or(0.0),
             ..Shape::default()
         }
     }
@@ -244,10 +248,18 @@ fn of_spec(spec: ModelSpec, raw: &Value) -> Model {
         model.full_attention_layers = Some(full);
     }
     model.sliding_layers = (windowed > 0).then_some(windowed);
+    model.shape.vision = raw.get("vision_config").map(|v| vision_fields(v, &spec.architecture));
     model.router_weight_on_input = spec.model_type.starts_with("llama4");
     model.shape.tied = spec.tied_embeddings;
     model.spec = Some(spec);
     model
+}
+
+/// What SGLang reads of a vision configuration: 24 layers of 1024 where a field is missing; Kimi's class brings 27 of 1152.
+fn vision_fields(config: &Value, class: &str) -> (u64, u64) {
+    let (layers, width) = if class.starts_with("Kimi") { (27, 1152) } else { (24, 1024) };
+    let field = |key: &str| config.get(key).and_then(Value::as_u64);
+    (field("num_hidden_layers").unwrap_or(layers), field("hidden_size").unwrap_or(width))
 }
 
 #[cfg(test)]
