@@ -4,7 +4,9 @@
 // online softmax, values. MLA's value is the first part of its key row, so its tile is loaded once.
 #include "common.cuh"
 
-constexpr int THREADS = 128, HEADS = 16, ROWS = 64, PAD = 8;
+constexpr int THREADS = 256, WARPS = THREADS / WARP, HEADS = 16, ROWS = 64, PAD = 8;
+// Threads that share a head's softmax, and rows that each of them takes.
+constexpr int TEAM = THREADS / HEADS, TEAM_ROWS = ROWS / TEAM;
 constexpr int SCORE_STRIDE = ROWS + 4, WEIGHT_STRIDE = ROWS + PAD;
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -31,46 +33,48 @@ struct Cache {
 
 // A tile of `width` columns of rows base.. into shared memory, zeros from row `last` on.
 __device__ __forceinline__ void load_tile(bf16* tile, const bf16* rows, int stride, int width, int base, int last) {
-    const int pieces = width / 8;
-    for (int i = threadIdx.x; i < ROWS * pieces; i += THREADS) {
-        const int row = i / pieces, piece = i % pieces;
+    const int pieces = width / 8, lane = threadIdx.x % WARP;
+    // A warp a row, so that nothing has to be divided; narrow rows share a warp.
+    const int across = pieces >= WARP ? WARP : pieces >= 16 ? 16 : 8, rows_a_warp = WARP / across;
+    for (int row = threadIdx.x / WARP * rows_a_warp + lane / across; row < ROWS; row += WARPS * rows_a_warp) {
         const bool there = base + row < last;
-        copy16(tile + row * (width + PAD) + piece * 8, rows + (size_t)(there ? base + row : 0) * stride + piece * 8, there);
+        const bf16* from = rows + (size_t)(there ? base + row : 0) * stride;
+        for (int piece = lane % across; piece < pieces; piece += across) copy16(tile + row * (width + PAD) + piece * 8, from + piece * 8, there);
     }
 }
 
-// What the softmax of one query head has seen; eight threads hold a copy each.
+// What the softmax of one query head has seen; the threads of its team hold a copy each.
 struct Seen {
     float top, sum;
 };
 
-// Scores to weights: the eight threads of a head take eight rows each. `keep[head]` rescales what was summed before.
+// Scores to weights: the threads of a team take TEAM_ROWS rows each. `keep[head]` rescales what was summed before.
 __device__ __forceinline__ void soften(const float* scores, bf16* weights, float* keep, Seen& seen, int base, int first, int last, float scale) {
-    const int head = threadIdx.x / 8, part = threadIdx.x % 8;
-    float s[8], top = seen.top;
+    const int head = threadIdx.x / TEAM, part = threadIdx.x % TEAM;
+    float s[TEAM_ROWS], top = seen.top;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int row = base + part * 8 + i;
-        s[i] = row >= first && row < last ? scores[head * SCORE_STRIDE + part * 8 + i] * scale : -INF;
+    for (int i = 0; i < TEAM_ROWS; ++i) {
+        const int row = base + part + i * TEAM;
+        s[i] = row >= first && row < last ? scores[head * SCORE_STRIDE + part + i * TEAM] * scale : -INF;
         top = fmaxf(top, s[i]);
     }
 #pragma unroll
-    for (int o = 1; o < 8; o *= 2) top = fmaxf(top, __shfl_xor_sync(FULL, top, o));
+    for (int o = 1; o < TEAM; o *= 2) top = fmaxf(top, __shfl_xor_sync(FULL, top, o));
     float sum = 0.f;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < TEAM_ROWS; ++i) {
         const bf16 p = to_bf16(s[i] == -INF ? 0.f : __expf(s[i] - top));
-        weights[head * WEIGHT_STRIDE + part * 8 + i] = p;
+        weights[head * WEIGHT_STRIDE + part + i * TEAM] = p;
         sum += f32(p);
     }
 #pragma unroll
-    for (int o = 1; o < 8; o *= 2) sum += __shfl_xor_sync(FULL, sum, o);
+    for (int o = 1; o < TEAM; o *= 2) sum += __shfl_xor_sync(FULL, sum, o);
     const float old = seen.top == -INF ? 0.f : __expf(seen.top - top);
     seen = Seen{top, seen.sum * old + sum};
     if (part == 0) keep[head] = old;
 }
 
-// PAIRS: pairs of 8-column value tiles of a warp; 64 * PAIRS columns at most. `partial` [token, head, split, value], `states` [token, head, split]
+// PAIRS: pairs of 8-column value tiles of a warp; 128 * PAIRS columns at most. `partial` [token, head, split, value], `states` [token, head, split]
 // of (top, sum); one split writes the result itself.
 template <int PAIRS>
 __device__ __forceinline__ void attend(const bf16* q, const Cache& c, const bf16* sinks, bf16* out, float* partial, float2* states, int held, int first, int last,
@@ -95,18 +99,28 @@ __device__ __forceinline__ void attend(const bf16* q, const Cache& c, const bf16
         if (c.value_offset) load_tile(values, c.rows + c.value_offset, c.stride, c.value_width, base, end);
         copies_done();
         __syncthreads();
+        // A warp scores eight rows, the even and the odd sixteens of columns apart so that two sums are under way.
         float s[2][4] = {};
-        for (int k = 0; k < c.key_width; k += 16) {
-            u32 a[4], b[4];
-            load_matrices(a, queries + lane % 16 * key_stride + k + lane / 16 * 8);
-            load_matrices(b, keys + (warp * 16 + lane / 16 * 8 + lane % 8) * key_stride + k + lane / 8 % 2 * 8);
+        const bf16 *query = queries + lane % 16 * key_stride + lane / 16 * 8, *key = keys + (warp * 8 + lane % 8) * key_stride + lane / 8 * 8;
+        int k = 0;
+#pragma unroll 2
+        for (; k + 32 <= c.key_width; k += 32) {
+            u32 a[4], a2[4], b[4];
+            load_matrices(a, query + k);
+            load_matrices(a2, query + k + 16);
+            load_matrices(b, key + k);
             mma(s[0], a, b[0], b[1]);
-            mma(s[1], a, b[2], b[3]);
+            mma(s[1], a2, b[2], b[3]);
+        }
+        if (k < c.key_width) {
+            u32 a[4], b[4];
+            load_matrices(a, query + k);
+            // The second half of the matrices is not used: its addresses stay inside the row's padding.
+            load_matrices(b, keys + (warp * 8 + lane % 8) * key_stride + k + lane / 8 % 2 * 8);
+            mma(s[0], a, b[0], b[1]);
         }
 #pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) scores[(lane / 4 + i / 2 * 8) * SCORE_STRIDE + warp * 16 + n * 8 + lane % 4 * 2 + i % 2] = s[n][i];
+        for (int i = 0; i < 4; ++i) scores[(lane / 4 + i / 2 * 8) * SCORE_STRIDE + warp * 8 + lane % 4 * 2 + i % 2] = s[0][i] + s[1][i];
         __syncthreads();
         soften(scores, weights, keep, seen, base, first, last, scale);
         __syncthreads();
@@ -121,7 +135,7 @@ __device__ __forceinline__ void attend(const bf16* q, const Cache& c, const bf16
             load_matrices(a, weights + lane % 16 * WEIGHT_STRIDE + k + lane / 16 * 8);
 #pragma unroll
             for (int p = 0; p < PAIRS; ++p) {
-                const int col = (warp + 4 * p) * 16;
+                const int col = (warp + WARPS * p) * 16;
                 if (col >= c.value_width) break;
                 u32 b[4];
                 load_transposed(b, values + (k + lane / 8 % 2 * 8 + lane % 8) * values_at + col + lane / 16 * 8);
@@ -132,8 +146,8 @@ __device__ __forceinline__ void attend(const bf16* q, const Cache& c, const bf16
         __syncthreads();
     }
     // The totals, for the lanes that hold the values.
-    const int head = threadIdx.x / 8;
-    if (threadIdx.x % 8 == 0 && head < held) {
+    const int head = threadIdx.x / TEAM;
+    if (threadIdx.x % TEAM == 0 && head < held) {
         if (splits > 1) states[(size_t)head * splits] = make_float2(seen.top, seen.sum);
         float factor = 1.f;
         if (splits == 1) {
@@ -150,7 +164,7 @@ __device__ __forceinline__ void attend(const bf16* q, const Cache& c, const bf16
         for (int n = 0; n < 2; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int row = lane / 4 + i / 2 * 8, col = (warp + 4 * p) * 16 + n * 8 + lane % 4 * 2 + i % 2;
+                const int row = lane / 4 + i / 2 * 8, col = (warp + WARPS * p) * 16 + n * 8 + lane % 4 * 2 + i % 2;
                 if (row >= held || col >= c.value_width) continue;
                 if (splits == 1) out[(size_t)row * c.value_width + col] = to_bf16(acc[p][n][i] * keep[row]);
                 else partial[(size_t)row * splits * c.value_width + col] = acc[p][n][i];
@@ -179,25 +193,38 @@ __device__ __forceinline__ void attend(const bf16* q, const Cache& c, const bf16
 ATTEND(1)
 ATTEND(2)
 ATTEND(4)
-ATTEND(8)
 
-// out[T, heads, value_width] from the splits. Grid: (T, heads).
+// out[T, heads, value_width] from the splits. Grid: (T, heads). Shared: `splits` floats.
 extern "C" __global__ void attend_combine(const float* partial, const float2* states, const bf16* sinks, bf16* out, int heads, int value_width, int splits) {
+    extern __shared__ float factors[];
     const size_t row = (size_t)blockIdx.x * heads + blockIdx.y;
+    const float2* seen = states + row * splits;
     const float sink = sinks ? f32(sinks[blockIdx.y]) : -INF;
+    // Every warp finds the greatest score by itself.
     float top = sink;
-    for (int s = 0; s < splits; ++s) top = fmaxf(top, states[row * splits + s].x);
-    float sum = sinks ? __expf(sink - top) : 0.f;
-    for (int s = 0; s < splits; ++s) {
-        const float2 state = states[row * splits + s];
-        if (state.y > 0.f) sum += state.y * __expf(state.x - top);
+    for (int s = threadIdx.x % WARP; s < splits; s += WARP) top = fmaxf(top, seen[s].x);
+    top = warp_max(top);
+    float sum = 0.f;
+    for (int s = threadIdx.x % WARP; s < splits; s += WARP) {
+        const float2 state = seen[s];
+        const float factor = state.y > 0.f ? __expf(state.x - top) : 0.f;
+        sum += state.y * factor;
+        if (threadIdx.x < WARP) factors[s] = factor;
     }
-    for (int i = threadIdx.x; i < value_width; i += blockDim.x) {
-        float v = 0.f;
+    sum = warp_sum(sum) + (sinks ? __expf(sink - top) : 0.f);
+    __syncthreads();
+    const float* from = partial + row * splits * value_width;
+    for (int i = threadIdx.x * 4; i < value_width; i += blockDim.x * 4) {
+        float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 4
         for (int s = 0; s < splits; ++s) {
-            const float2 state = states[row * splits + s];
-            if (state.y > 0.f) v += partial[(row * splits + s) * value_width + i] * __expf(state.x - top);
+            const float factor = factors[s];
+            // A split without rows has written nothing.
+            if (factor == 0.f) continue;
+            const float4 part = *reinterpret_cast<const float4*>(from + (size_t)s * value_width + i);
+            v.x += part.x * factor, v.y += part.y * factor, v.z += part.z * factor, v.w += part.w * factor;
         }
-        out[row * value_width + i] = to_bf16(v / sum);
+        bf16* to = out + row * value_width + i;
+        to[0] = to_bf16(v.x / sum), to[1] = to_bf16(v.y / sum), to[2] = to_bf16(v.z / sum), to[3] = to_bf16(v.w / sum);
     }
 }

@@ -64,6 +64,7 @@ struct Fp8Experts {
 template <int NT, class Experts>
 __device__ __forceinline__ void gate_up(const bf16* x, const Experts& experts, const bf16* bias, const Work& work, const int* list, bf16* h, int topk, int parts,
                                         int clamped, float alpha, float limit) {
+    __shared__ Pool pool;
     const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, q = threadIdx.x % 4, part = warp % parts;
     const int tile = blockIdx.x * (MMA_WARPS / parts) + warp / parts, hidden = experts.cols, inter = experts.rows / 2, col = tile * 8 + g;
     const bool held = tile * 8 < inter;
@@ -73,14 +74,14 @@ __device__ __forceinline__ void gate_up(const bf16* x, const Experts& experts, c
             Tokens<NT> tokens;
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
-                const int i = first + n * 8 + g;
-                tokens.row[n] = i < work.last ? x + (size_t)((list ? list[i] : i) / topk) * hidden : nullptr;
+                const int i = min(first + n * 8 + g, work.last - 1);
+                tokens.row[n] = x + (size_t)((list ? list[i] : i) / topk) * hidden;
             }
             const auto w = experts.template tile<true>(work.expert, tile, g);
             using W = decltype(experts.template tile<true>(0, 0, 0));
-            accumulate<W, NT>(w, tokens, part, parts, (hidden + W::STEP - 1) / W::STEP, acc);
+            accumulate<W, NT>(pool, w, tokens, part, parts, acc);
         }
-        reduce_warps<NT>(acc, part, parts);
+        reduce_warps<NT>(pool, acc, part, parts);
         if (part != 0 || !held || col >= inter) continue;
         const float gate_bias = bias ? f32(bias[(size_t)work.expert * 2 * inter + col]) : 0.f;
         const float up_bias = bias ? f32(bias[(size_t)work.expert * 2 * inter + inter + col]) : 0.f;
@@ -99,6 +100,7 @@ __device__ __forceinline__ void gate_up(const bf16* x, const Experts& experts, c
 // y[pair, hidden] in float. Grid: (ceil(ceil(hidden / 16) / (8 / parts)), experts).
 template <int NT, class Experts>
 __device__ __forceinline__ void down(const bf16* h, const Experts& experts, const bf16* bias, const Work& work, const int* list, float* y, int parts) {
+    __shared__ Pool pool;
     const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, q = threadIdx.x % 4, part = warp % parts;
     const int tile = blockIdx.x * (MMA_WARPS / parts) + warp / parts, hidden = experts.rows, inter = experts.cols;
     const bool held = tile * 16 < hidden;
@@ -108,14 +110,13 @@ __device__ __forceinline__ void down(const bf16* h, const Experts& experts, cons
             Tokens<NT> tokens;
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
-                const int i = first + n * 8 + g;
-                tokens.row[n] = i < work.last ? h + (size_t)list[i] * inter : nullptr;
+                tokens.row[n] = h + (size_t)list[min(first + n * 8 + g, work.last - 1)] * inter;
             }
             const auto w = experts.template tile<false>(work.expert, tile, g);
             using W = decltype(experts.template tile<false>(0, 0, 0));
-            accumulate<W, NT>(w, tokens, part, parts, (inter + W::STEP - 1) / W::STEP, acc);
+            accumulate<W, NT>(pool, w, tokens, part, parts, acc);
         }
-        reduce_warps<NT>(acc, part, parts);
+        reduce_warps<NT>(pool, acc, part, parts);
         if (part != 0 || !held) continue;
 #pragma unroll
         for (int n = 0; n < NT; ++n)
@@ -131,7 +132,8 @@ __device__ __forceinline__ void down(const bf16* h, const Experts& experts, cons
 template <class Experts>
 __device__ __forceinline__ void down_single(const bf16* h, const Experts& experts, const bf16* bias, const int* ids, const float* weights, void* y, int topk,
                                             int expert_start, int local_experts, int f32_out) {
-    __shared__ float4 partial[MMA_WARPS][WARP];
+    __shared__ Pool pool;
+    float4* partial = reinterpret_cast<float4*>(&pool);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, q = lane % 4, hidden = experts.rows, inter = experts.cols;
     float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
     for (int base = 0; base < topk; base += MMA_WARPS) {
@@ -139,20 +141,21 @@ __device__ __forceinline__ void down_single(const bf16* h, const Experts& expert
         float acc[1][4] = {};
         if (expert >= 0 && expert < local_experts) {
             Tokens<1> tokens;
-            tokens.row[0] = g == 0 ? h + (size_t)pair * inter : nullptr;
+            tokens.row[0] = h + (size_t)pair * inter;
             const auto w = experts.template tile<false>(expert, blockIdx.x, g);
             using W = decltype(experts.template tile<false>(0, 0, 0));
-            accumulate<W, 1>(w, tokens, 0, 1, (inter + W::STEP - 1) / W::STEP, acc);
+            accumulate<W, 1>(pool, w, tokens, 0, 1, acc);
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
                 const int row = min((int)blockIdx.x * 16 + g + c / 2 * 8, hidden - 1);
                 acc[0][c] = weights[pair] * (acc[0][c] + (bias ? f32(bias[(size_t)expert * hidden + row]) : 0.f));
             }
         }
-        partial[warp][lane] = make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
+        __syncthreads();
+        partial[warp * WARP + lane] = make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
         __syncthreads();
         if (warp == 0)
-            for (int p = 0; p < MMA_WARPS; ++p) total.x += partial[p][lane].x, total.z += partial[p][lane].z;
+            for (int p = 0; p < MMA_WARPS; ++p) total.x += partial[p * WARP + lane].x, total.z += partial[p * WARP + lane].z;
         __syncthreads();
     }
     if (warp != 0 || q != 0) return;
@@ -182,7 +185,7 @@ __device__ __forceinline__ void down_single(const bf16* h, const Experts& expert
         down<NT>(h, EXPERTS, bias, work_of(nullptr, offsets, active, 0, local_experts), list, y, parts);                                       \
     }
 #define SINGLE(NAME, PARAMS, EXPERTS)                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, 2)                                                                         \
+    extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, 3)                                                                         \
         experts_down_##NAME##_single(const bf16* h, PARAMS, const bf16* bias, const int* ids, const float* weights, void* y, int hidden,       \
                                      int inter, int topk, int expert_start, int local_experts, int f32_out) {                                \
         const int rows = hidden, cols = inter;                                                                                                \

@@ -1,5 +1,6 @@
 // Dense projections: y[T, N] = x[T, K] w[N, K]^T (+ bias), weights in bf16 or packed.
 #include "mma.cuh"
+#include "shape.cuh"
 #include "weights.cuh"
 
 // A warp computes one column of up to ROWS rows: the path for row lengths that are no multiple of 8 and for float weights.
@@ -35,58 +36,6 @@ extern "C" __global__ void linear_f32_f32(const bf16* x, const float* w, const b
     project<F32Weight, float, 8>(x, F32Weight{w, k}, bias, y, rows, n, k);
 }
 
-// Where operands lie. `batch` matrices (heads) side by side: matrix b starts b * *_batch elements further; rows follow at *_stride elements.
-// With sequences, the token rows are the cache rows of all sequences, sequence after sequence.
-struct Shape {
-    int rows, n, k, x_stride, y_stride, x_batch, y_batch;
-    long long w_batch;
-    int parts, f32_out;
-    const SequenceRows* sequences;
-    int sequence_count;
-};
-
-__device__ __forceinline__ u32 cluster_rank() {
-    u32 r;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-    return r;
-}
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-__device__ __forceinline__ float4 cluster_load(const float4* local, u32 rank) {
-    u32 address = (u32)__cvta_generic_to_shared(local), remote;
-    float4 v;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remote));
-    return v;
-}
-
-// Adds the sums of the blocks of a cluster, in rank order, into the first one's.
-template <int NT, int CLUSTER>
-__device__ __forceinline__ void reduce_cluster(float (&acc)[NT][4]) {
-    if (CLUSTER == 1) return;
-    __shared__ float4 total[MMA_WARPS][NT][WARP];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-#pragma unroll
-    for (int n = 0; n < NT; ++n) total[warp][n][lane] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
-    cluster_barrier();
-    if (cluster_rank() == 0)
-        for (int r = 1; r < CLUSTER; ++r)
-#pragma unroll
-            for (int n = 0; n < NT; ++n) {
-                const float4 v = cluster_load(&total[warp][n][lane], r);
-                acc[n][0] += v.x, acc[n][1] += v.y, acc[n][2] += v.z, acc[n][3] += v.w;
-            }
-    cluster_barrier();
-}
-
-__device__ __forceinline__ size_t token_row(const Shape& s, int row) {
-    if (!s.sequences) return row;
-    int i = 0;
-    while (i + 1 < s.sequence_count && row >= s.sequences[i].past + s.sequences[i].rows) row -= s.sequences[i].past + s.sequences[i].rows, ++i;
-    return s.sequences[i].cache_start + row;
-}
-
 // `parts` warps share a tile of 16 outputs and split K; CLUSTER blocks split it further.
 // Grid: (CLUSTER * ceil(ceil(N / 16) / (8 / parts)), ceil(T / (8 NT)), batch).
 template <int NT, int CLUSTER, class Weight>
@@ -95,38 +44,28 @@ __device__ __forceinline__ void project_mma(const bf16* x, const Weight& weight,
     const int part = warp % s.parts, batch = blockIdx.z, first = blockIdx.y * 8 * NT;
     const int split = CLUSTER == 1 ? 0 : cluster_rank();
     const int tile = blockIdx.x / CLUSTER * (MMA_WARPS / s.parts) + warp / s.parts;
+    __shared__ Pool pool;
     float acc[NT][4] = {};
     if (tile * 16 < s.n) {
         Tokens<NT> tokens;
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
             const int row = first + n * 8 + g;
-            tokens.row[n] = row < s.rows ? x + (size_t)batch * s.x_batch + token_row(s, row) * s.x_stride : nullptr;
+            tokens.row[n] = x + (size_t)batch * s.x_batch + token_row(s, min(row, s.rows - 1)) * s.x_stride;
         }
         auto w = weight(tile, batch, g);
         using W = decltype(w);
-        accumulate<W, NT>(w, tokens, split * s.parts + part, CLUSTER * s.parts, (s.k + W::STEP - 1) / W::STEP, acc);
+        accumulate<W, NT>(pool, w, tokens, split * s.parts + part, CLUSTER * s.parts, acc);
     }
-    reduce_warps<NT>(acc, part, s.parts);
-    reduce_cluster<NT, CLUSTER>(acc);
+    reduce_warps<NT>(pool, acc, part, s.parts);
+    reduce_cluster<NT, CLUSTER>(reinterpret_cast<float4*>(&pool), acc);
     if (part != 0 || split != 0 || tile * 16 >= s.n) return;
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            const int row = first + n * 8 + 2 * q + c % 2, out = tile * 16 + g + c / 2 * 8;
-            if (row >= s.rows || out >= s.n) continue;
-            const float v = acc[n][c] + (bias ? f32(bias[out]) : 0.f);
-            const size_t at = (size_t)batch * s.y_batch + (size_t)row * s.y_stride + out;
-            if (s.f32_out) ((float*)y)[at] = v;
-            else ((bf16*)y)[at] = to_bf16(v);
-        }
+        for (int c = 0; c < 4; ++c)
+            store_result(y, bias, s, batch, first + n * 8 + 2 * q + c % 2, tile * 16 + g + c / 2 * 8, acc[n][c]);
 }
-
-#define SHAPE_PARAMS                                                                                                                        \
-    int rows, int n, int k, int x_stride, int y_stride, int x_batch, int y_batch, long long w_batch, int parts, int f32_out,               \
-        const SequenceRows *sequences, int sequence_count
-#define SHAPE Shape{rows, n, k, x_stride, y_stride, x_batch, y_batch, w_batch, parts, f32_out, sequences, sequence_count}
 
 #define LINEAR_BF16(NAME, NT, CLUSTER, BLOCKS, ATTRIBUTE)                                                                                           \
     extern "C" __global__ void ATTRIBUTE __launch_bounds__(MMA_WARPS * WARP, BLOCKS) NAME(const bf16* x, const bf16* w, const bf16* bias, void* y, SHAPE_PARAMS) { \
@@ -136,20 +75,17 @@ __device__ __forceinline__ void project_mma(const bf16* x, const Weight& weight,
         };                                                                                                                                  \
         project_mma<NT, CLUSTER>(x, weight, bias, y, SHAPE);                                                                                \
     }
-LINEAR_BF16(linear_mma_bf16_1, 1, 1, 2, )
-LINEAR_BF16(linear_mma_bf16_2, 2, 1, 2, )
-LINEAR_BF16(linear_mma_bf16_4, 4, 1, 2, )
-LINEAR_BF16(linear_mma_bf16_8, 8, 1, 1, )
-LINEAR_BF16(linear_mma_bf16_1_split, 1, 4, 2, __cluster_dims__(4, 1, 1))
-LINEAR_BF16(linear_mma_bf16_2_split, 2, 4, 2, __cluster_dims__(4, 1, 1))
-LINEAR_BF16(linear_mma_bf16_4_split, 4, 4, 2, __cluster_dims__(4, 1, 1))
+LINEAR_BF16(linear_mma_bf16_1, 1, 1, 4, )
+LINEAR_BF16(linear_mma_bf16_2, 2, 1, 3, )
+LINEAR_BF16(linear_mma_bf16_1_split, 1, 4, 4, __cluster_dims__(4, 1, 1))
+LINEAR_BF16(linear_mma_bf16_2_split, 2, 4, 3, __cluster_dims__(4, 1, 1))
 
 #define LINEAR_INT4(NAME, NT, BLOCKS)                                                                                                               \
     extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, BLOCKS) NAME(const bf16* x, const u8* w, const bf16* bias, void* y, SHAPE_PARAMS) { \
         const size_t tile_row = (size_t)((k + 127) / 128) * INT4_TILE_BYTES;                                                                \
         project_mma<NT, 1>(x, [=](int tile, int, int) { return Int4Stream{w + tile * tile_row, k}; }, bias, y, SHAPE);                      \
     }
-LINEAR_INT4(linear_mma_int4_1, 1, 2)
+LINEAR_INT4(linear_mma_int4_1, 1, 3)
 LINEAR_INT4(linear_mma_int4_2, 2, 1)
 LINEAR_INT4(linear_mma_int4_4, 4, 1)
 
@@ -164,6 +100,6 @@ LINEAR_INT4(linear_mma_int4_4, 4, 1)
         };                                                                                                                                  \
         project_mma<NT, 1>(x, weight, bias, y, SHAPE);                                                                                      \
     }
-LINEAR_FP8(linear_mma_fp8_1, 1, 2)
+LINEAR_FP8(linear_mma_fp8_1, 1, 3)
 LINEAR_FP8(linear_mma_fp8_2, 2, 2)
 LINEAR_FP8(linear_mma_fp8_4, 4, 1)

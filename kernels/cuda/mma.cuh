@@ -6,16 +6,24 @@
 #include "common.cuh"
 
 constexpr int MMA_WARPS = 8;
+// Steps of a warp in shared memory: one that is read and the others under way. Copies in flight cost no registers, so that few warps suffice
+// to keep the memory busy.
+constexpr int DEPTH = 5;
+constexpr int STAGE_BYTES = 1152;
 
-__device__ __forceinline__ uint4 stream16(const void* p) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
+struct Pool {
+    uint4 stages[MMA_WARPS][DEPTH][STAGE_BYTES / 16];
+};
+
+// Copies 16 bytes past L1; done after the copying thread's wait.
+__device__ __forceinline__ void copy16(uint4* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 }
-__device__ __forceinline__ uint2 stream8(const void* p) {
-    uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-    return v;
+__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+__device__ __forceinline__ void await_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+    __syncwarp();
 }
 __device__ __forceinline__ uint4 zero16() { return make_uint4(0, 0, 0, 0); }
 
@@ -26,32 +34,37 @@ __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Token rows of a lane, one for each 8-token tile; null where there is no token.
+// Token rows of a lane, one for each 8-token tile. Where a tile has fewer tokens the row of another one stands in: a column of the product
+// depends on its own token alone, and nobody reads that one. RAGGED: columns from `cols` on count as zero.
 template <int NT>
 struct Tokens {
     const bf16* row[NT];
-    __device__ __forceinline__ uint4 at(int tile, int col) const {
-        return row[tile] ? *reinterpret_cast<const uint4*>(row[tile] + col) : zero16();
+    template <bool RAGGED>
+    __device__ __forceinline__ uint4 at(int tile, int col, int cols) const {
+        if (RAGGED && col >= cols) return zero16();
+        return *reinterpret_cast<const uint4*>(row[tile] + col);
     }
 };
 
 // bf16 rows as checkpoints store them; the row length is a multiple of 8. A step is 32 columns.
 struct Bf16Stream {
-    static constexpr int STEP = 32, AHEAD = 4;
+    static constexpr int STEP = 32;
     struct Raw { uint4 low, high; };
     const bf16 *low, *high;
     int cols;
-    __device__ __forceinline__ Raw load(int step) const {
-        const int col = step * STEP + threadIdx.x % 4 * 8;
-        if (col >= cols) return Raw{zero16(), zero16()};
-        return Raw{stream16(low + col), stream16(high + col)};
+    __device__ __forceinline__ void issue(uint4* stage, int step) const {
+        const int col = step * STEP + threadIdx.x % 4 * 8, lane = threadIdx.x % WARP;
+        if (col >= cols) { stage[lane] = zero16(), stage[WARP + lane] = zero16(); return; }
+        copy16(stage + lane, low + col);
+        copy16(stage + WARP + lane, high + col);
     }
-    template <int NT>
+    __device__ __forceinline__ Raw read(const uint4* stage) const { return Raw{stage[threadIdx.x % WARP], stage[WARP + threadIdx.x % WARP]}; }
+    template <bool RAGGED, int NT>
     __device__ __forceinline__ void multiply(const Raw& w, int step, const Tokens<NT>& x, float (&acc)[NT][4]) const {
         const int col = step * STEP + threadIdx.x % 4 * 8;
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-            const uint4 v = col < cols ? x.at(n, col) : zero16();
+            const uint4 v = x.template at<RAGGED>(n, col, cols);
             mma(acc[n], w.low.x, w.high.x, w.low.y, w.high.y, v.x, v.y);
             mma(acc[n], w.low.z, w.high.z, w.low.w, w.high.w, v.z, v.w);
         }
@@ -61,27 +74,33 @@ struct Bf16Stream {
 __device__ __forceinline__ u32 pair(__nv_bfloat162 v) { return *reinterpret_cast<u32*>(&v); }
 __device__ __forceinline__ __nv_bfloat162 pair(u32 v) { return *reinterpret_cast<__nv_bfloat162*>(&v); }
 
-// Nibbles j and j + 4 of a word as two bf16, less 8: `128 + nibble` is exact in bf16, and so is the difference.
-__device__ __forceinline__ u32 int4_pair(u32 word, int j) {
-    const u32 biased = ((word >> (4 * j)) & 0x000f000fu) | 0x43004300u;
-    return pair(__hsub2(pair(biased), pair(0x43084308u)));
-}
+// Nibbles j and j + 4 of a word as two bf16, plus 128: exact.
+__device__ __forceinline__ u32 int4_pair(u32 word, int j) { return ((word >> (4 * j)) & 0x000f000fu) | 0x43004300u; }
+// -136 twice in bf16: a product with a matrix of these takes the 128, and the 8 that is stored on top, off again.
+constexpr u32 INT4_OFFSET = 0xc308c308u;
 
 // Packed 4-bit weights, tiles of 16 rows by 128 columns (INT4_TILE_BYTES each): a lane's 16 bytes of row g, then of row g + 8, then scales
 // [16 rows, 4 groups]. Word i of a lane holds columns 32 i + 8 q .. + 8; the integers enter the product and the scale of a group
 // multiplies its sum, in float. A step is a tile.
 constexpr int INT4_TILE_BYTES = 1152;
 struct Int4Stream {
-    static constexpr int STEP = 128, AHEAD = 3;
+    static constexpr int STEP = 128;
     struct Raw { uint4 low, high; uint2 low_scale, high_scale; };
     const u8* tile;
     int cols;
-    __device__ __forceinline__ Raw load(int step) const {
-        const u8* at = tile + (size_t)step * INT4_TILE_BYTES;
+    __device__ __forceinline__ void issue(uint4* stage, int step) const {
         const int lane = threadIdx.x % WARP;
-        return Raw{stream16(at + lane * 16), stream16(at + 512 + lane * 16), stream8(at + 1024 + lane / 4 * 8), stream8(at + 1088 + lane / 4 * 8)};
+        const uint4* from = reinterpret_cast<const uint4*>(tile + (size_t)step * INT4_TILE_BYTES);
+        copy16(stage + lane, from + lane);
+        copy16(stage + WARP + lane, from + WARP + lane);
+        if (lane < 8) copy16(stage + 2 * WARP + lane, from + 2 * WARP + lane);
     }
-    template <int NT>
+    __device__ __forceinline__ Raw read(const uint4* stage) const {
+        const int lane = threadIdx.x % WARP;
+        const uint2* scales = reinterpret_cast<const uint2*>(stage + 2 * WARP);
+        return Raw{stage[lane], stage[WARP + lane], scales[lane / 4], scales[8 + lane / 4]};
+    }
+    template <bool RAGGED, int NT>
     __device__ __forceinline__ void multiply(const Raw& w, int step, const Tokens<NT>& x, float (&acc)[NT][4]) const {
         const u32 low[4] = {w.low.x, w.low.y, w.low.z, w.low.w}, high[4] = {w.high.x, w.high.y, w.high.z, w.high.w};
         const u32 low_scales[2] = {w.low_scale.x, w.low_scale.y}, high_scales[2] = {w.high_scale.x, w.high_scale.y};
@@ -95,8 +114,10 @@ struct Int4Stream {
             const float high_scale = __uint_as_float(i % 2 ? high_scales[i / 2] & 0xffff0000u : high_scales[i / 2] << 16);
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
-                const uint4 v = col < cols ? x.at(n, col) : zero16();
+                const uint4 v = x.template at<RAGGED>(n, col, cols);
                 float sum[4] = {0.f, 0.f, 0.f, 0.f};
+                mma(sum, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, v.x, v.y);
+                mma(sum, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, v.z, v.w);
                 mma(sum, a[0], b[0], a[1], b[1], v.x, v.y);
                 mma(sum, a[2], b[2], a[3], b[3], v.z, v.w);
                 acc[n][0] += low_scale * sum[0];
@@ -118,17 +139,19 @@ __device__ __forceinline__ u32 fp8_pair(u32 halves) {
 // Scales are per block of rows x columns, in float; a step is a tile and lies in one block.
 constexpr int FP8_TILE_BYTES = 1024;
 struct Fp8Stream {
-    static constexpr int STEP = 64, AHEAD = 4;
+    static constexpr int STEP = 64;
     struct Raw { uint4 low, high; };
     const u8* tile;
     const float *low_scales, *high_scales;
     int cols, block_cols;
-    __device__ __forceinline__ Raw load(int step) const {
-        const u8* at = tile + (size_t)step * FP8_TILE_BYTES;
+    __device__ __forceinline__ void issue(uint4* stage, int step) const {
         const int lane = threadIdx.x % WARP;
-        return Raw{stream16(at + lane * 16), stream16(at + 512 + lane * 16)};
+        const uint4* from = reinterpret_cast<const uint4*>(tile + (size_t)step * FP8_TILE_BYTES);
+        copy16(stage + lane, from + lane);
+        copy16(stage + WARP + lane, from + WARP + lane);
     }
-    template <int NT>
+    __device__ __forceinline__ Raw read(const uint4* stage) const { return Raw{stage[threadIdx.x % WARP], stage[WARP + threadIdx.x % WARP]}; }
+    template <bool RAGGED, int NT>
     __device__ __forceinline__ void multiply(const Raw& w, int step, const Tokens<NT>& x, float (&acc)[NT][4]) const {
         const u32 low[4] = {w.low.x, w.low.y, w.low.z, w.low.w}, high[4] = {w.high.x, w.high.y, w.high.z, w.high.w};
         const int block = step * STEP / block_cols;
@@ -147,7 +170,7 @@ struct Fp8Stream {
             }
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
-                const uint4 v = col < cols ? x.at(n, col) : zero16();
+                const uint4 v = x.template at<RAGGED>(n, col, cols);
                 mma(sum[n], a[0], b[0], a[1], b[1], v.x, v.y);
                 mma(sum[n], a[2], b[2], a[3], b[3], v.z, v.w);
             }
@@ -162,40 +185,50 @@ struct Fp8Stream {
     }
 };
 
-// Steps first, first + stride, .. below `steps`, with W::AHEAD steps' loads in flight.
+// Steps first, first + stride, .. of the columns through the warp's stages. The last step may be ragged.
 template <class W, int NT>
-__device__ __forceinline__ void accumulate(const W& w, const Tokens<NT>& x, int first, int stride, int steps, float (&acc)[NT][4]) {
-    constexpr int AHEAD = W::AHEAD;
-    typename W::Raw ring[AHEAD];
+__device__ __forceinline__ void accumulate(Pool& pool, const W& w, const Tokens<NT>& x, int first, int stride, float (&acc)[NT][4]) {
+    uint4* stages = &pool.stages[threadIdx.x / WARP][0][0];
+    constexpr int STAGE = STAGE_BYTES / 16;
+    const int whole = w.cols / W::STEP, steps = (w.cols + W::STEP - 1) / W::STEP;
+    int ahead = first, to = 0;
 #pragma unroll
-    for (int u = 0; u < AHEAD; ++u)
-        if (first + u * stride < steps) ring[u] = w.load(first + u * stride);
-    for (int s = first; s < steps; s += AHEAD * stride) {
-#pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            const int at = s + u * stride;
-            if (at >= steps) break;
-            const typename W::Raw now = ring[u];
-            if (at + AHEAD * stride < steps) ring[u] = w.load(at + AHEAD * stride);
-            w.template multiply<NT>(now, at, x, acc);
-        }
+    for (int u = 0; u < DEPTH - 1; ++u) {
+        if (ahead < steps) w.issue(stages + u * STAGE, ahead);
+        close_copies();
+        ahead += stride;
+    }
+    to = DEPTH - 1;
+    int from = 0;
+    for (int step = first; step < steps; step += stride) {
+        await_copies<DEPTH - 2>();
+        const typename W::Raw now = w.read(stages + from * STAGE);
+        if (ahead < steps) w.issue(stages + to * STAGE, ahead);
+        close_copies();
+        ahead += stride;
+        from = from + 1 == DEPTH ? 0 : from + 1;
+        to = to + 1 == DEPTH ? 0 : to + 1;
+        if (step < whole) w.template multiply<false, NT>(now, step, x, acc);
+        else w.template multiply<true, NT>(now, step, x, acc);
     }
 }
 
 // Adds the sums of the `parts` warps that share a tile, in warp order; the first of them ends up with the total.
 template <int NT>
-__device__ __forceinline__ void reduce_warps(float (&acc)[NT][4], int part, int parts) {
+__device__ __forceinline__ void reduce_warps(Pool& pool, float (&acc)[NT][4], int part, int parts) {
     if (parts == 1) return;
-    __shared__ float4 partial[MMA_WARPS][NT][WARP];
+    float4* partial = reinterpret_cast<float4*>(&pool);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    // No warp reads its stages any more.
+    __syncthreads();
 #pragma unroll
-    for (int n = 0; n < NT; ++n) partial[warp][n][lane] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
+    for (int n = 0; n < NT; ++n) partial[(warp * NT + n) * WARP + lane] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
     __syncthreads();
     if (part == 0)
         for (int p = 1; p < parts; ++p)
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
-                const float4 v = partial[warp + p][n][lane];
+                const float4 v = partial[((warp + p) * NT + n) * WARP + lane];
                 acc[n][0] += v.x, acc[n][1] += v.y, acc[n][2] += v.z, acc[n][3] += v.w;
             }
     __syncthreads();

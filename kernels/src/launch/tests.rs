@@ -14,14 +14,16 @@ fn defined(kernel: &str, text: &str) -> bool {
     if let Some(pairs) = kernel.strip_prefix("attend_").filter(|p| p.parse::<u32>().is_ok()) {
         return text.contains(&format!("ATTEND({pairs})"));
     }
-    text.contains(&format!(" {kernel}(")) || text.contains(&format!("({kernel},")) 
+    text.contains(&format!(" {kernel}(")) || text.contains(&format!("({kernel},"))
 }
 
 #[test]
 fn launches_of_every_model_are_within_limits_and_name_kernels_that_exist() {
     for model in ["kimi-k2.5", "deepseek-v3", "qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-120b", "glm-4.5-air"] {
         let Ok(spec) = zoo::spec(model) else { continue };
-        for (tp, batch, phase) in [(1, 1, Phase::Decode), (1, 16, Phase::Decode), (8, 64, Phase::Decode), (1, 1, Phase::Prefill), (8, 3, Phase::Prefill)] {
+        for (tp, batch, phase) in
+            [(1, 1, Phase::Decode), (1, 16, Phase::Decode), (8, 64, Phase::Decode), (1, 1, Phase::Prefill), (8, 3, Phase::Prefill)]
+        {
             let deployment = Deployment { tp, ..Deployment::single() };
             let Ok(graph) = plan(&spec, &Step::uniform(phase, batch, 500), &deployment, &BuildOptions::default()) else { continue };
             for id in (0..graph.nodes.len() as u32).map(NodeId) {

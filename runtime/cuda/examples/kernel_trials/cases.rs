@@ -24,7 +24,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         draw: linear_split,
         wrong: ("for (int r = 1; r < CLUSTER; ++r)", "for (int r = 2; r < CLUSTER; ++r)"),
     },
-    Family { name: "linear int4", draw: linear_int4, wrong: ("0x43084308u", "0x43074307u") },
+    Family { name: "linear int4", draw: linear_int4, wrong: ("0xc308c308u", "0xc307c307u") },
     Family { name: "linear fp8", draw: linear_fp8, wrong: ("& 0x07f007f0u", "& 0x07e007e0u") },
     Family {
         name: "router logits",
@@ -47,7 +47,11 @@ pub(crate) const FAMILIES: &[Family] = &[
         wrong: ("const float* high = FUSED ? low +", "const float* high = FUSED ? low + 0 *"),
     },
     Family { name: "expert lists", draw: |n| experts(n, BF16), wrong: ("rank += local_ids[j] == e", "rank += local_ids[j] >= e") },
-    Family { name: "one token's experts", draw: experts_single, wrong: ("total.z += partial[p][lane].z", "total.z += partial[0][lane].z") },
+    Family {
+        name: "one token's experts",
+        draw: experts_single,
+        wrong: ("total.z += partial[p * WARP + lane].z", "total.z += partial[lane].z"),
+    },
     Family {
         name: "route",
         draw: route,

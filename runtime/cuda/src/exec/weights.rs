@@ -158,7 +158,9 @@ mod tests {
     /// halves of `kv_b`, read by heads in bf16, and routers and biases of f32.
     #[test]
     fn device_bytes_are_the_ledgers() {
-        for (model, tp, ep) in [("kimi-k2.5", 1, 1), ("kimi-k2.5", 8, 1), ("kimi-k2.5", 8, 8), ("deepseek-v3", 8, 1), ("qwen3-30b-a3b", 2, 1)] {
+        for (model, tp, ep) in
+            [("kimi-k2.5", 1, 1), ("kimi-k2.5", 8, 1), ("kimi-k2.5", 8, 8), ("deepseek-v3", 8, 1), ("qwen3-30b-a3b", 2, 1)]
+        {
             let spec = zoo::spec(model).unwrap();
             let deployment = Deployment { tp, ep, ..Deployment::single() };
             let graph = plan(&spec, &Step::uniform(Phase::Decode, 1, 128), &deployment, &BuildOptions::default()).unwrap();
