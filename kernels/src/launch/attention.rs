@@ -11,7 +11,7 @@ use moetwin_models::spec::RopeSpec;
 const TILE_HEADS: u64 = 16;
 const TILE_ROWS: u64 = 64;
 const PAD: u64 = 8;
-const THREADS: u32 = 128;
+const THREADS: u32 = 256;
 /// Blocks that fill a GPU: two on each of 132 multiprocessors.
 const FULL_BLOCKS: u64 = 264;
 /// Columns that a block of the absorbing kernel takes, and tokens that its second form takes.
@@ -201,10 +201,9 @@ impl Plan<'_> {
             self.int(splits, "splits")?,
         ];
         let kernel = match a.value_width {
-            0..=64 => "attend_1",
-            65..=128 => "attend_2",
-            129..=256 => "attend_4",
-            _ => "attend_8",
+            0..=128 => "attend_1",
+            129..=256 => "attend_2",
+            _ => "attend_4",
         };
         self.grid("decode.cu", kernel, [a.rows, across, splits], THREADS, a.shared_bytes(), args)?;
         if splits == 1 {
@@ -212,7 +211,7 @@ impl Plan<'_> {
         }
         let mut args = vec![partial, states, a.sinks.clone(), Arg::Output(0)];
         args.extend([self.int(a.heads, "heads")?, self.int(a.value_width, "value width")?, self.int(splits, "splits")?]);
-        self.grid("decode.cu", "attend_combine", [a.rows, a.heads, 1], COMBINE_BLOCK, 0, args)
+        self.grid("decode.cu", "attend_combine", [a.rows, a.heads, 1], COMBINE_BLOCK, 4 * splits, args)
     }
 
     fn mla_norm(&mut self, eps: f64, q_lora: Option<u64>, kv: u64) -> Result<(), LaunchError> {

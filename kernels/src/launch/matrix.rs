@@ -18,8 +18,12 @@ const LEAST_STEPS: u64 = 6;
 /// Blocks below which a projection's long rows are also split over the four blocks of a cluster: one wave of two blocks on each of 132
 /// multiprocessors is 264.
 const FEW_BLOCKS: u64 = 200;
-/// Blocks of a cluster (`CLUSTER` in linear.cu).
+/// Blocks of a cluster (`CLUSTER` in linear.cu and linear_tile.cu).
 const CLUSTER: u64 = 4;
+/// Outputs, tokens and columns of a tile, threads of a block and its shared memory: three stages of two bf16 tiles (linear_tile.cu).
+const TILE: u64 = 64;
+const TILED_BLOCK: u32 = 128;
+const TILED_SHARED_BYTES: u64 = 3 * 2 * TILE * TILE * 2;
 /// Most pairs that one block sorts in shared memory, and most experts (`BLOCK` in route.cu).
 const LISTED_PAIRS: u64 = 4096;
 const LISTED_EXPERTS: u64 = 1024;
@@ -82,7 +86,7 @@ impl Plan<'_> {
         let plain = match storage {
             Storage::Rows(Element::F32) if f32_out => Some("linear_f32_f32"),
             Storage::Rows(Element::F32) => return Err(self.no_kernel("a projection with float weights and bf16 results")),
-            Storage::Rows(_) if k % 8 != 0 => Some(if f32_out { "linear_bf16_f32" } else { "linear_bf16" }),
+            Storage::Rows(_) if !k.is_multiple_of(8) => Some(if f32_out { "linear_bf16_f32" } else { "linear_bf16" }),
             _ => None,
         };
         if let Some(kernel) = plain {
@@ -106,23 +110,22 @@ impl Plan<'_> {
         if p.rows == 0 || p.n == 0 {
             return Ok(());
         }
+        let plain = matches!(storage, Storage::Rows(_));
+        if plain && p.rows > 2 * TILE_TOKENS {
+            return self.tiled(p, operands, f32_out);
+        }
         let steps = p.k.div_ceil(step_of(storage));
         let parts = parts_of(steps);
         let tiles = p.n.div_ceil(TILE_ROWS);
-        let widest = if matches!(storage, Storage::Rows(_)) { 8 } else { 4 };
-        let tokens = [1, 2, 4, 8].into_iter().find(|t| p.rows <= t * TILE_TOKENS).unwrap_or(8).min(widest);
+        let tokens = [1, 2].into_iter().find(|t| p.rows <= t * TILE_TOKENS).unwrap_or(4);
         let blocks = tiles.div_ceil(u64::from(WARPS) / parts);
         let across = p.rows.div_ceil(TILE_TOKENS * tokens);
-        let split =
-            matches!(storage, Storage::Rows(_)) && tokens <= 4 && blocks * across * p.batch < FEW_BLOCKS && steps >= 2 * parts * CLUSTER;
+        let split = plain && blocks * across * p.batch < FEW_BLOCKS && steps >= 2 * parts * CLUSTER;
         let kernel = match (storage, tokens, split) {
             (Storage::Rows(_), 1, false) => "linear_mma_bf16_1",
-            (Storage::Rows(_), 2, false) => "linear_mma_bf16_2",
-            (Storage::Rows(_), 4, false) => "linear_mma_bf16_4",
+            (Storage::Rows(_), _, false) => "linear_mma_bf16_2",
             (Storage::Rows(_), 1, true) => "linear_mma_bf16_1_split",
-            (Storage::Rows(_), 2, true) => "linear_mma_bf16_2_split",
-            (Storage::Rows(_), 4, true) => "linear_mma_bf16_4_split",
-            (Storage::Rows(_), ..) => "linear_mma_bf16_8",
+            (Storage::Rows(_), _, true) => "linear_mma_bf16_2_split",
             (Storage::Int4 { .. }, 1, _) => "linear_mma_int4_1",
             (Storage::Int4 { .. }, 2, _) => "linear_mma_int4_2",
             (Storage::Int4 { .. }, ..) => "linear_mma_int4_4",
@@ -130,6 +133,26 @@ impl Plan<'_> {
             (Storage::Fp8 { .. }, 2, _) => "linear_mma_fp8_2",
             (Storage::Fp8 { .. }, ..) => "linear_mma_fp8_4",
         };
+        let mut args = self.product_args(p, operands, parts, f32_out)?;
+        if let Storage::Fp8 { block_rows, block_cols, .. } = storage {
+            let scales = storage.scales_at(Extent { experts: 1, rows: p.n, cols: p.k });
+            args.extend([Arg::InputAt { index: 1, offset: scales }, Arg::I32(block_rows as i32), Arg::I32(block_cols as i32)]);
+        }
+        let wide = if split { blocks * CLUSTER } else { blocks };
+        self.grid("linear.cu", kernel, [wide, across, p.batch], BLOCK, 0, args)
+    }
+
+    /// A product of many token rows: both operands in tiles.
+    fn tiled(&mut self, p: &Product, operands: [Arg; 3], f32_out: bool) -> Result<(), LaunchError> {
+        let (blocks, across) = (p.n.div_ceil(TILE), p.rows.div_ceil(TILE));
+        let split = blocks * across * p.batch < FEW_BLOCKS && p.k >= 2 * CLUSTER * TILE;
+        let args = self.product_args(p, operands, 1, f32_out)?;
+        let (kernel, wide) = if split { ("linear_tile_bf16_split", blocks * CLUSTER) } else { ("linear_tile_bf16", blocks) };
+        self.grid("linear_tile.cu", kernel, [wide, across, p.batch], TILED_BLOCK, TILED_SHARED_BYTES, args)
+    }
+
+    /// What every product kernel takes first (`SHAPE_PARAMS` in shape.cuh).
+    fn product_args(&self, p: &Product, operands: [Arg; 3], parts: u64, f32_out: bool) -> Result<Vec<Arg>, LaunchError> {
         let [x, weights, bias] = operands;
         let mut args = vec![x, weights, bias, Arg::Output(0)];
         for (value, what) in [
@@ -145,12 +168,7 @@ impl Plan<'_> {
         }
         args.extend([Arg::U64(p.w_stride), self.int(parts, "parts")?, Arg::I32(i32::from(f32_out))]);
         args.extend(if p.cached { [Arg::Sequences, self.sequences()?] } else { [Arg::Null, Arg::I32(0)] });
-        if let Storage::Fp8 { block_rows, block_cols, .. } = storage {
-            let scales = storage.scales_at(Extent { experts: 1, rows: p.n, cols: p.k });
-            args.extend([Arg::InputAt { index: 1, offset: scales }, Arg::I32(block_rows as i32), Arg::I32(block_cols as i32)]);
-        }
-        let wide = if split { blocks * CLUSTER } else { blocks };
-        self.grid("linear.cu", kernel, [wide, across, p.batch], BLOCK, 0, args)
+        Ok(args)
     }
 
     pub(super) fn experts(&mut self, activation: Activation) -> Result<(), LaunchError> {
@@ -175,7 +193,7 @@ impl Plan<'_> {
         }
         let storages = [storage_of(self.graph, self.node.inputs[3], self.rank)?, storage_of(self.graph, self.node.inputs[4], self.rank)?];
         let h = self.scratch(2 * e.pairs * e.inter);
-        let plain = |s: Storage, k: u64| matches!(s, Storage::Rows(_)) && k % 8 != 0;
+        let plain = |s: Storage, k: u64| matches!(s, Storage::Rows(_)) && !k.is_multiple_of(8);
         if plain(storages[0], e.hidden) || plain(storages[1], e.inter) {
             return self.experts_plain(&e, activation, h);
         }

@@ -17,6 +17,7 @@ use moetwin_models::{DType, Graph, Op, TensorId, TensorKind, WeightFormat, Weigh
 pub const SOURCES: &[Source] = &[
     Source { name: "elementwise.cu", text: include_str!("../../cuda/elementwise.cu") },
     Source { name: "linear.cu", text: include_str!("../../cuda/linear.cu") },
+    Source { name: "linear_tile.cu", text: include_str!("../../cuda/linear_tile.cu") },
     Source { name: "attention.cu", text: include_str!("../../cuda/attention.cu") },
     Source { name: "decode.cu", text: include_str!("../../cuda/decode.cu") },
     Source { name: "route.cu", text: include_str!("../../cuda/route.cu") },
@@ -34,6 +35,7 @@ pub const HEADERS: &[Source] = &[
     Source { name: "activation.cuh", text: include_str!("../../cuda/activation.cuh") },
     Source { name: "experts.cuh", text: include_str!("../../cuda/experts.cuh") },
     Source { name: "mma.cuh", text: include_str!("../../cuda/mma.cuh") },
+    Source { name: "shape.cuh", text: include_str!("../../cuda/shape.cuh") },
     Source { name: "weights.cuh", text: include_str!("../../cuda/weights.cuh") },
 ];
 

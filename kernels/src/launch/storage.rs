@@ -94,19 +94,15 @@ pub fn storage_of(graph: &Graph, tensor: TensorId, rank: RankId) -> Result<Stora
     let axis = |from_end: usize| t.shape.len().checked_sub(from_end).and_then(|dim| t.layout.shard_axis(dim as u8));
     let (rows_cut, cols_cut) = (axis(2).is_some(), axis(1).is_some());
     Ok(match weight.format {
-        WeightFormat::Int4Group { group } if u64::from(group) % INT4_SCALE_COLS == 0 => {
-            if cols_cut && extent.cols % u64::from(group) != 0 {
-                plain
-            } else {
-                Storage::Int4 { fused }
-            }
+        WeightFormat::Int4Group { group } if u64::from(group).is_multiple_of(INT4_SCALE_COLS) => {
+            if cols_cut && !extent.cols.is_multiple_of(u64::from(group)) { plain } else { Storage::Int4 { fused } }
         }
-        WeightFormat::Fp8Block { rows, cols } if u64::from(cols) % FP8_COLS == 0 && rows % 16 == 0 => {
+        WeightFormat::Fp8Block { rows, cols } if u64::from(cols).is_multiple_of(FP8_COLS) && rows.is_multiple_of(16) => {
             let row_blocks_hold = segment_rows(graph, tensor, rank, extent.rows)?.iter().enumerate().all(|(i, n)| {
                 // The last piece of a whole matrix may end inside a block, and so may gate and up, whose blocks are counted apart.
-                n % u64::from(rows) == 0 || (!rows_cut && (fused || i + 1 == segments(graph, tensor)))
+                n.is_multiple_of(u64::from(rows)) || (!rows_cut && (fused || i + 1 == segments(graph, tensor)))
             });
-            if (cols_cut && extent.cols % u64::from(cols) != 0) || !row_blocks_hold {
+            if (cols_cut && !extent.cols.is_multiple_of(u64::from(cols))) || !row_blocks_hold {
                 plain
             } else {
                 Storage::Fp8 { fused, block_rows: rows, block_cols: cols }

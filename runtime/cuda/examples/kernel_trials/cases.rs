@@ -24,6 +24,11 @@ pub(crate) const FAMILIES: &[Family] = &[
         draw: linear_split,
         wrong: ("for (int r = 1; r < CLUSTER; ++r)", "for (int r = 2; r < CLUSTER; ++r)"),
     },
+    Family {
+        name: "linear bf16, many rows",
+        draw: linear_tile,
+        wrong: ("mma(acc[4 * i + 2 * j + 1], a[i], b[j][2], b[j][3]);", "mma(acc[4 * i + 2 * j + 1], a[i], b[j][3], b[j][2]);"),
+    },
     Family { name: "linear int4", draw: linear_int4, wrong: ("0xc308c308u", "0xc307c307u") },
     Family { name: "linear fp8", draw: linear_fp8, wrong: ("& 0x07f007f0u", "& 0x07e007e0u") },
     Family {
@@ -133,6 +138,11 @@ fn linear_bf16(n: &mut Numbers) -> Case {
 fn linear_split(n: &mut Numbers) -> Case {
     let (rows, out) = (n.pick(&[1, 3, 9, 20, 32]), 1 + n.below(300));
     let k = n.pick(&[2048, 3080, 4096, 7168]);
+    linear(n, BF16, rows, out, k, O)
+}
+fn linear_tile(n: &mut Numbers) -> Case {
+    let (rows, out) = (n.pick(&[17, 31, 64, 65, 200]), 1 + n.below(500));
+    let k = n.pick(&[8, 40, 64, 200, 520, 1024, 2056]);
     linear(n, BF16, rows, out, k, O)
 }
 fn linear_int4(n: &mut Numbers) -> Case {
