@@ -19,6 +19,7 @@ __device__ __forceinline__ void rotate_pair(float a, float b, int position, doub
 // MLA: norms of the compressed query (block row 0) and key-value (block row 1). Grid: (T, 2). Shared memory: max(q_lora, kv_lora) floats.
 extern "C" __global__ void mla_norm(const bf16* in, const bf16* q_weight, const bf16* kv_weight, bf16* q_out, bf16* latent, int q_lora, int kv_lora, int rope,
                                     float eps) {
+    take_turn();
     extern __shared__ float row[];
     const bf16* x = in + (size_t)blockIdx.x * (q_lora + kv_lora + rope);
     {
@@ -38,6 +39,7 @@ extern "C" __global__ void mla_norm(const bf16* in, const bf16* q_weight, const 
 // MLA: rotates the rope part of every query head and of the latent, appends the latent to the cache. Grid: (T, heads + 1); head `heads` is the latent.
 extern "C" __global__ void mla_rope(const bf16* q_in, const bf16* latent, const int* positions, bf16* q_out, bf16* cache, const double* frequencies,
                                     const SequenceRows* sequences, int sequence_count, int heads, int nope, int kv_lora, int rope, int interleaved, float factor) {
+    take_turn();
     const int t = blockIdx.x, head = blockIdx.y, position = positions[t];
     const bf16* from;
     bf16* to;
@@ -101,9 +103,11 @@ __device__ __forceinline__ void absorb_query(const bf16* q, const bf16* kv_b, bf
         }
 }
 extern "C" __global__ void mla_absorb_query_1(const bf16* q, const bf16* kv_b, bf16* out, int tokens, int heads, int nope, int rope, int v_dim, int kv_lora) {
+    take_turn();
     absorb_query<1>(q, kv_b, out, tokens, heads, nope, rope, v_dim, kv_lora);
 }
 extern "C" __global__ void mla_absorb_query_4(const bf16* q, const bf16* kv_b, bf16* out, int tokens, int heads, int nope, int rope, int v_dim, int kv_lora) {
+    take_turn();
     absorb_query<4>(q, kv_b, out, tokens, heads, nope, rope, v_dim, kv_lora);
 }
 
@@ -158,6 +162,7 @@ __device__ __forceinline__ Running attend(const float* query, int key_width, int
 // MLA absorbed: o_latent[T, heads, kv_lora]. Grid: (T, heads), WARPS warps. Shared: (kv_lora + rope) + WARPS * kv_lora floats.
 extern "C" __global__ void mla_decode(const bf16* q, const bf16* cache, bf16* out, const SequenceRows* sequences, int sequence_count, int heads, int kv_lora, int rope,
                                       float scale) {
+    take_turn();
     extern __shared__ float shared[];
     const int t = blockIdx.x, head = blockIdx.y, width = kv_lora + rope;
     const SequenceRows s = sequences[sequence_of(sequences, sequence_count, t)];
@@ -173,6 +178,7 @@ extern "C" __global__ void mla_decode(const bf16* q, const bf16* cache, bf16* ou
 // MLA expanded: o[T, heads, v]. kv rows are packed sequence after sequence. Shared: (nope + rope) + WARPS * v floats.
 extern "C" __global__ void mla_prefill(const bf16* q, const bf16* kv, const bf16* cache, bf16* out, const SequenceRows* sequences, int sequence_count, int heads, int nope,
                                        int rope, int v_dim, int kv_lora, float scale) {
+    take_turn();
     extern __shared__ float shared[];
     const int t = blockIdx.x, head = blockIdx.y, index = sequence_of(sequences, sequence_count, t);
     const SequenceRows s = sequences[index];
@@ -195,6 +201,7 @@ extern "C" __global__ void mla_prefill(const bf16* q, const bf16* kv, const bf16
 extern "C" __global__ void qkv_prepare(const bf16* in, const int* positions, bf16* cache, const bf16* q_weight, const bf16* k_weight, bf16* q_out, const double* frequencies,
                                        const SequenceRows* sequences, int sequence_count, int heads, int kv_heads, int head_dim, int rope, int interleaved, float factor,
                                        float eps) {
+    take_turn();
     extern __shared__ float row[];
     const int t = blockIdx.x, unit = blockIdx.y;
     const bf16* from = in + ((size_t)t * (heads + 2 * kv_heads) + unit) * head_dim;
@@ -225,6 +232,7 @@ extern "C" __global__ void qkv_prepare(const bf16* in, const int* positions, bf1
 // GQA: o[T, heads, head_dim]. Grid: (T, heads), WARPS warps. Shared: head_dim + WARPS * head_dim floats. A window of 0 is none.
 extern "C" __global__ void gqa_attention(const bf16* q, const bf16* cache, const bf16* sinks, bf16* out, const SequenceRows* sequences, int sequence_count, int heads,
                                          int kv_heads, int head_dim, int window, float scale) {
+    take_turn();
     extern __shared__ float shared[];
     const int t = blockIdx.x, head = blockIdx.y, kv_head = head / (heads / kv_heads);
     const SequenceRows s = sequences[sequence_of(sequences, sequence_count, t)];
@@ -242,6 +250,7 @@ extern "C" __global__ void gqa_attention(const bf16* q, const bf16* cache, const
 
 // Full-width RMSNorm of the q and of the k part of packed projections (OLMoE). in[T, q | k | v]. Shared: max(q, k) floats.
 extern "C" __global__ void qk_norm(const bf16* in, const bf16* q_weight, const bf16* k_weight, bf16* out, int q, int k, int v, float eps) {
+    take_turn();
     extern __shared__ float row[];
     const size_t start = (size_t)blockIdx.x * (q + k + v);
     for (int part = 0; part < 2; ++part) {

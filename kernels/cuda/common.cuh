@@ -12,6 +12,16 @@ constexpr int WARP = 32;
 constexpr u32 FULL = 0xffffffffu;
 #define INF __int_as_float(0x7f800000)
 
+// Programmatic dependent launch: the next kernel of the stream may take its place once every block of this one has begun, and a kernel touches
+// what others write, or writes anything, only after the kernels before it have ended. Every kernel begins with `take_turn`, or with these two and
+// reads of weights between them.
+__device__ __forceinline__ void admit_next() { asm volatile("griddepcontrol.launch_dependents;"); }
+__device__ __forceinline__ void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void take_turn() {
+    admit_next();
+    await_previous();
+}
+
 __device__ __forceinline__ float f32(bf16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float f32(float x) { return x; }
 __device__ __forceinline__ bf16 to_bf16(float x) { return __float2bfloat16_rn(x); }

@@ -177,7 +177,7 @@ __device__ __forceinline__ void attend(const bf16* q, const Cache& c, const bf16
     extern "C" __global__ void __launch_bounds__(THREADS) attend_##PAIRS(                                                                           \
         const bf16* q, const bf16* cache, const bf16* sinks, bf16* out, float* partial, float2* states, const SequenceRows* sequences,             \
         int sequence_count, int heads, int key_heads, int key_width, int value_width, int stride, int value_offset, int window, float scale,        \
-        int splits) {                                                                                                                               \
+        int splits) { take_turn();                                                                                                                  \
         const int group = heads / key_heads, tiles = (group + HEADS - 1) / HEADS, key_head = blockIdx.y / tiles;                                     \
         const int t = blockIdx.x, head = key_head * group + blockIdx.y % tiles * HEADS, held = min(HEADS, (key_head + 1) * group - head);            \
         const SequenceRows s = sequences[sequence_of(sequences, sequence_count, t)];                                                                 \
@@ -196,6 +196,7 @@ ATTEND(4)
 
 // out[T, heads, value_width] from the splits. Grid: (T, heads). Shared: `splits` floats.
 extern "C" __global__ void attend_combine(const float* partial, const float2* states, const bf16* sinks, bf16* out, int heads, int value_width, int splits) {
+    take_turn();
     extern __shared__ float factors[];
     const size_t row = (size_t)blockIdx.x * heads + blockIdx.y;
     const float2* seen = states + row * splits;

@@ -3,6 +3,7 @@
 
 // out[T, H] = table[ids[t] - vocab_start], zeros for ids of other ranks' slices.
 extern "C" __global__ void embed(const int* ids, const bf16* table, bf16* out, int hidden, int vocab_start, int vocab_rows) {
+    take_turn();
     const int row = blockIdx.x, local = ids[row] - vocab_start;
     const bool held = local >= 0 && local < vocab_rows;
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) out[(size_t)row * hidden + i] = held ? table[(size_t)local * hidden + i] : to_bf16(0.f);
@@ -26,6 +27,7 @@ __device__ __forceinline__ void norm_row(const float* row, float square, const b
 
 // y = rmsnorm(x) * w. Dynamic shared memory: `n` floats.
 extern "C" __global__ void rms_norm(const bf16* x, const bf16* weight, bf16* y, int n, float eps) {
+    take_turn();
     extern __shared__ float row[];
     const size_t start = (size_t)blockIdx.x * n;
     float square = 0.f;
@@ -44,6 +46,7 @@ extern "C" __global__ void rms_norm(const bf16* x, const bf16* weight, bf16* y, 
 
 // sum = delta + residual; y = rmsnorm(sum) * w. Dynamic shared memory: `n` floats.
 extern "C" __global__ void add_rms_norm(const bf16* delta, const bf16* residual, const bf16* weight, bf16* y, bf16* sum, int n, float eps) {
+    take_turn();
     extern __shared__ float row[];
     const size_t start = (size_t)blockIdx.x * n;
     float square = 0.f;
@@ -73,23 +76,27 @@ extern "C" __global__ void add_rms_norm(const bf16* delta, const bf16* residual,
 
 // Element-wise over `n` elements, grid-stride.
 extern "C" __global__ void add(const bf16* a, const bf16* b, bf16* out, u64 n) {
+    take_turn();
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) out[i] = to_bf16(f32(a[i]) + f32(b[i]));
 }
 
 // out = y * sigmoid(score); one score a row, or `score_width == n` of them.
 extern "C" __global__ void sigmoid_scale(const bf16* y, const bf16* score, bf16* out, int n, int score_width) {
+    take_turn();
     const size_t start = (size_t)blockIdx.x * n, scores = (size_t)blockIdx.x * score_width;
     for (int i = threadIdx.x; i < n; i += blockDim.x) out[start + i] = to_bf16(f32(y[start + i]) * sigmoid(f32(score[scores + (score_width == n ? i : 0)])));
 }
 
 // h[T, n] from gate_up[T, gate | up].
 extern "C" __global__ void gated_activation(const bf16* gate_up, bf16* h, int n, int clamped, float alpha, float limit) {
+    take_turn();
     const size_t from = (size_t)blockIdx.x * 2 * n, to = (size_t)blockIdx.x * n;
     for (int i = threadIdx.x; i < n; i += blockDim.x) h[to + i] = to_bf16(activate(f32(gate_up[from + i]), f32(gate_up[from + n + i]), clamped, alpha, limit));
 }
 
 // out[r] = x[rows[r]]: the last new token of sequence `r`.
 extern "C" __global__ void select_last(const bf16* x, const SequenceRows* sequences, bf16* out, int n) {
+    take_turn();
     const SequenceRows s = sequences[blockIdx.x];
     const size_t from = (size_t)(s.row_start + s.rows - 1) * n, to = (size_t)blockIdx.x * n;
     for (int i = threadIdx.x; i < n; i += blockDim.x) out[to + i] = x[from + i];
@@ -97,6 +104,7 @@ extern "C" __global__ void select_last(const bf16* x, const SequenceRows* sequen
 
 // ids[r] = index of the greatest logit of row `r`, the lowest among equals; -1 where none is a number above minus infinity.
 extern "C" __global__ void argmax(const bf16* logits, int* ids, int n) {
+    take_turn();
     __shared__ float best_value[WARP];
     __shared__ int best_index[WARP];
     float value = -INF;

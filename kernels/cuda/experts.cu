@@ -4,6 +4,7 @@
 // Row lengths that are no multiple of 8: a warp a column and a pair at a time, in bf16. Grids as above with a warp a column.
 extern "C" __global__ void experts_gate_up_plain(const bf16* x, const bf16* w, const bf16* bias, const int* ids, bf16* h, int hidden, int inter, int topk,
                                                  int pairs, int expert_start, int local_experts, int clamped, float alpha, float limit) {
+    take_turn();
     const int lane = threadIdx.x % WARP, col = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (col >= inter) return;
     for (int pair = blockIdx.y; pair < pairs; pair += gridDim.y) {
@@ -19,6 +20,7 @@ extern "C" __global__ void experts_gate_up_plain(const bf16* x, const bf16* w, c
 }
 extern "C" __global__ void experts_down_plain(const bf16* h, const bf16* w, const bf16* bias, const int* ids, float* y, int hidden, int inter, int pairs,
                                               int expert_start, int local_experts) {
+    take_turn();
     const int lane = threadIdx.x % WARP, col = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (col >= hidden) return;
     for (int pair = blockIdx.y; pair < pairs; pair += gridDim.y) {
@@ -35,6 +37,7 @@ extern "C" __global__ void experts_down_plain(const bf16* h, const bf16* w, cons
 // y[T, hidden] = sum over k, in order, of weights[t, k] * pair result, for the experts held here; an id outside is skipped. Grid: (T, chunks of hidden).
 extern "C" __global__ void experts_sum(const float* pair_results, const int* ids, const float* weights, void* y, int hidden, int topk, int expert_start,
                                        int local_experts, int f32_out) {
+    take_turn();
     const int t = blockIdx.x;
     for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < hidden; i += gridDim.y * blockDim.x) {
         float sum = 0.f;

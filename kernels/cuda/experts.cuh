@@ -173,21 +173,21 @@ __device__ __forceinline__ void down_single(const bf16* h, const Experts& expert
     extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, BLOCKS)                                                                    \
         experts_gate_up_##NAME##_##NT(const bf16* x, PARAMS, const bf16* bias, const int* ids, const int* offsets, const int* list, const int* active, \
                                       bf16* h, int hidden, int inter, int topk, int expert_start, int local_experts, int parts, int clamped, \
-                                      float alpha, float limit) {                                                                            \
+                                      float alpha, float limit) { take_turn();                                                               \
         const int rows = 2 * inter, cols = hidden;                                                                                            \
         gate_up<NT>(x, EXPERTS, bias, work_of(ids, offsets, active, expert_start, local_experts), list, h, topk, parts, clamped, alpha, limit); \
     }
 #define DOWN(NAME, NT, BLOCKS, PARAMS, EXPERTS)                                                                                               \
     extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, BLOCKS)                                                                    \
         experts_down_##NAME##_##NT(const bf16* h, PARAMS, const bf16* bias, const int* offsets, const int* list, const int* active, float* y,  \
-                                   int hidden, int inter, int local_experts, int parts) {                                                    \
+                                   int hidden, int inter, int local_experts, int parts) { take_turn();                                       \
         const int rows = hidden, cols = inter;                                                                                                \
         down<NT>(h, EXPERTS, bias, work_of(nullptr, offsets, active, 0, local_experts), list, y, parts);                                       \
     }
 #define SINGLE(NAME, PARAMS, EXPERTS)                                                                                                         \
     extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, 3)                                                                         \
         experts_down_##NAME##_single(const bf16* h, PARAMS, const bf16* bias, const int* ids, const float* weights, void* y, int hidden,       \
-                                     int inter, int topk, int expert_start, int local_experts, int f32_out) {                                \
+                                     int inter, int topk, int expert_start, int local_experts, int f32_out) { take_turn();                   \
         const int rows = hidden, cols = inter;                                                                                                \
         down_single(h, EXPERTS, bias, ids, weights, y, topk, expert_start, local_experts, f32_out);                                            \
     }

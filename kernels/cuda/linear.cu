@@ -27,12 +27,15 @@ __device__ __forceinline__ void project(const bf16* x, const Weight w, const bf1
 }
 
 extern "C" __global__ void linear_bf16(const bf16* x, const bf16* w, const bf16* bias, bf16* y, int rows, int n, int k) {
+    take_turn();
     project<Bf16Weight, bf16, 8>(x, Bf16Weight{w, k}, bias, y, rows, n, k);
 }
 extern "C" __global__ void linear_bf16_f32(const bf16* x, const bf16* w, const bf16* bias, float* y, int rows, int n, int k) {
+    take_turn();
     project<Bf16Weight, float, 8>(x, Bf16Weight{w, k}, bias, y, rows, n, k);
 }
 extern "C" __global__ void linear_f32_f32(const bf16* x, const float* w, const bf16* bias, float* y, int rows, int n, int k) {
+    take_turn();
     project<F32Weight, float, 8>(x, F32Weight{w, k}, bias, y, rows, n, k);
 }
 
@@ -45,6 +48,7 @@ __device__ __forceinline__ void project_mma(const bf16* x, const Weight& weight,
     const int split = CLUSTER == 1 ? 0 : cluster_rank();
     const int tile = blockIdx.x / CLUSTER * (MMA_WARPS / s.parts) + warp / s.parts;
     __shared__ Pool pool;
+    admit_next();
     float acc[NT][4] = {};
     if (tile * 16 < s.n) {
         Tokens<NT> tokens;
@@ -55,7 +59,7 @@ __device__ __forceinline__ void project_mma(const bf16* x, const Weight& weight,
         }
         auto w = weight(tile, batch, g);
         using W = decltype(w);
-        accumulate<W, NT>(pool, w, tokens, split * s.parts + part, CLUSTER * s.parts, acc);
+        accumulate<W, NT, true>(pool, w, tokens, split * s.parts + part, CLUSTER * s.parts, acc);
     }
     reduce_warps<NT>(pool, acc, part, s.parts);
     reduce_cluster<NT, CLUSTER>(reinterpret_cast<float4*>(&pool), acc);

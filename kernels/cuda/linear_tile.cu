@@ -93,8 +93,10 @@ __device__ __forceinline__ void project_tile(const bf16* x, const bf16* w, const
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) linear_tile_bf16(const bf16* x, const bf16* w, const bf16* bias, void* y, SHAPE_PARAMS) {
+    take_turn();
     project_tile<1>(x, w, bias, y, SHAPE);
 }
 extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(THREADS) linear_tile_bf16_split(const bf16* x, const bf16* w, const bf16* bias, void* y, SHAPE_PARAMS) {
+    take_turn();
     project_tile<4>(x, w, bias, y, SHAPE);
 }

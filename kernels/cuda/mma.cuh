@@ -185,8 +185,9 @@ struct Fp8Stream {
     }
 };
 
-// Steps first, first + stride, .. of the columns through the warp's stages. The last step may be ragged.
-template <class W, int NT>
+// Steps first, first + stride, .. of the columns through the warp's stages. The last step may be ragged. EARLY: weights are asked for before the
+// kernel's turn, which then comes.
+template <class W, int NT, bool EARLY = false>
 __device__ __forceinline__ void accumulate(Pool& pool, const W& w, const Tokens<NT>& x, int first, int stride, float (&acc)[NT][4]) {
     uint4* stages = &pool.stages[threadIdx.x / WARP][0][0];
     constexpr int STAGE = STAGE_BYTES / 16;
@@ -198,6 +199,7 @@ __device__ __forceinline__ void accumulate(Pool& pool, const W& w, const Tokens<
         close_copies();
         ahead += stride;
     }
+    if (EARLY) await_previous();
     to = DEPTH - 1;
     int from = 0;
     for (int step = first; step < steps; step += stride) {

@@ -79,6 +79,7 @@ __device__ __forceinline__ void choose(const float* scores, float* biased, int e
 // One block a token; shared memory: 2 * experts floats + groups floats. Highest biased score first, ties to the lowest id.
 extern "C" __global__ void route(const float* logits, const float* bias, int* ids, float* weights, int experts, int topk, int scoring, int groups,
                                  int topk_groups, int group_two, int normalize, float normalize_eps, float scale) {
+    take_turn();
     extern __shared__ float shared[];
     float *scores = shared, *biased = shared + experts, *group_scores = shared + 2 * experts;
     const float* row = logits + (size_t)blockIdx.x * experts;
@@ -128,6 +129,7 @@ extern "C" __global__ void route(const float* logits, const float* bias, int* id
 
 // slots[t, k] = a slot of expert ids[t, k]; `starts[e]..starts[e + 1]` index `slots_of`.
 extern "C" __global__ void place_experts(const int* ids, const int* starts, const int* slots_of, int* slots, int n, int topk, int first_token) {
+    take_turn();
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
         const int e = ids[i], count = starts[e + 1] - starts[e];
         slots[i] = slots_of[starts[e] + (first_token + i / topk) % count];
@@ -138,6 +140,7 @@ extern "C" __global__ void place_experts(const int* ids, const int* starts, cons
 // For few pairs and up to BLOCK experts: each pair counts the equal ids before it. Shared: n ints.
 constexpr int BLOCK = 1024;
 extern "C" __global__ void __launch_bounds__(BLOCK) expert_lists(const int* ids, int* offsets, int* pairs, int* active, int n, int expert_start, int local_experts) {
+    take_turn();
     extern __shared__ int local_ids[];
     __shared__ int counts[BLOCK], starts[BLOCK], warp_totals[WARP];
     const int tid = threadIdx.x, lane = tid % WARP, warp = tid / WARP;
@@ -180,6 +183,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) expert_lists(const int* ids,
 
 // The same for any size: a thread an expert (looping), which walks all ids twice.
 extern "C" __global__ void __launch_bounds__(BLOCK) expert_lists_large(const int* ids, int* offsets, int* pairs, int* active, int n, int expert_start, int local_experts) {
+    take_turn();
     for (int e = threadIdx.x; e < local_experts; e += blockDim.x) {
         int count = 0;
         for (int i = 0; i < n; ++i) count += ids[i] == expert_start + e;

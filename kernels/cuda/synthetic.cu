@@ -71,6 +71,7 @@ __device__ __forceinline__ void tile_place(int row, int rows, int fused, int* ti
 // columns. Grid: any. `matrix` is one expert's: its stream number and its place in the result.
 extern "C" __global__ void synthesize(const u32* key, u64 stream, u8* out, int rows, int cols, u64 whole_cols, const int* row_runs, int row_run_count, const int* col_runs,
                                       int col_run_count, int form, int grid, float mean, float scale, int fused) {
+    take_turn();
     const int groups = (cols + 7) / 8;
     const u64 total = (u64)rows * groups;
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < total; i += (u64)gridDim.x * blockDim.x) {
@@ -124,5 +125,6 @@ extern "C" __global__ void synthesize(const u32* key, u64 stream, u8* out, int r
 
 // `n` floats: the scales of packed FP8.
 extern "C" __global__ void fill_f32(float* out, float value, u64 n) {
+    take_turn();
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) out[i] = value;
 }
