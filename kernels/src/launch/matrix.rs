@@ -15,6 +15,8 @@ const TILE_TOKENS: u64 = 8;
 const PLAIN_ROWS: u64 = 8;
 /// Fewest steps a warp should have when several share a tile: about twice what it keeps in flight.
 const LEAST_STEPS: u64 = 6;
+/// Warps that fill the GPU: sixteen on each of 132 multiprocessors.
+const FULL_WARPS: u64 = 2112;
 /// Blocks below which a projection's long rows are also split over the four blocks of a cluster: one wave of two blocks on each of 132
 /// multiprocessors is 264.
 const FEW_BLOCKS: u64 = 200;
@@ -68,9 +70,11 @@ fn step_of(storage: Storage) -> u64 {
     }
 }
 
-/// Warps that share a tile, for rows of `steps` steps.
-fn parts_of(steps: u64) -> u64 {
-    [8, 4, 2].into_iter().find(|p| steps >= p * LEAST_STEPS).unwrap_or(1)
+/// Warps that share a tile, for rows of `steps` steps and `tiles` tiles in all: as few as fill the GPU, since long rows start and end less
+/// often, but not so many that a warp has less than its pipeline holds.
+fn parts_of(steps: u64, tiles: u64) -> u64 {
+    let most = [8, 4, 2].into_iter().find(|p| steps >= p * LEAST_STEPS).unwrap_or(1);
+    [1, 2, 4].into_iter().find(|p| *p < most && tiles * p >= FULL_WARPS).unwrap_or(most)
 }
 
 impl Plan<'_> {
@@ -115,8 +119,9 @@ impl Plan<'_> {
             return self.tiled(p, operands, f32_out);
         }
         let steps = p.k.div_ceil(step_of(storage));
-        let parts = parts_of(steps);
         let tiles = p.n.div_ceil(TILE_ROWS);
+        // Plain rows are read in pieces of 64 bytes a warp: warps that share a tile read neighbours.
+        let parts = if plain { parts_of(steps, 0) } else { parts_of(steps, tiles) };
         let tokens = [1, 2].into_iter().find(|t| p.rows <= t * TILE_TOKENS).unwrap_or(4);
         let blocks = tiles.div_ceil(u64::from(WARPS) / parts);
         let across = p.rows.div_ceil(TILE_TOKENS * tokens);
@@ -219,7 +224,7 @@ impl Plan<'_> {
         let lists = [offsets, list, active];
         self.gate_up(&e, activation, storages[0], Some(&lists), h.clone())?;
         let steps = e.inter.div_ceil(step_of(storages[1]));
-        let parts = parts_of(steps);
+        let parts = parts_of(steps, e.hidden.div_ceil(TILE_ROWS) * e.active());
         let mut args = vec![h];
         args.extend(self.weights(storages[1], self.node.inputs[4], 4)?);
         args.push(if e.down_biased { Arg::Input(6) } else { Arg::Null });
@@ -256,7 +261,8 @@ impl Plan<'_> {
         lists: Option<&[Arg; 3]>,
         h: Arg,
     ) -> Result<(), LaunchError> {
-        let parts = parts_of(e.hidden.div_ceil(step_of(storage)));
+        let active = if lists.is_some() { e.active() } else { e.topk };
+        let parts = parts_of(e.hidden.div_ceil(step_of(storage)), e.inter.div_ceil(FUSED_COLS) * active);
         let mut args = vec![Arg::Input(0)];
         args.extend(self.weights(storage, self.node.inputs[3], 3)?);
         args.push(if e.biased { Arg::Input(5) } else { Arg::Null });
@@ -378,6 +384,11 @@ struct ExpertsPlan {
 }
 
 impl ExpertsPlan {
+    /// Experts that random choices of all pairs hit, in the mean.
+    fn active(&self) -> u64 {
+        let (pairs, local) = (self.pairs as f64, self.local.max(1) as f64);
+        (local * (1.0 - libm::pow(1.0 - 1.0 / local, pairs))) as u64
+    }
     /// Token tiles of a block: enough for twice the mean of tokens that an expert gets; more tokens take further rounds.
     fn tokens(&self) -> u64 {
         let mean = self.pairs.div_ceil(self.local.max(1));

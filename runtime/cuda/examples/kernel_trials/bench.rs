@@ -88,12 +88,11 @@ fn shapes() -> Vec<Shape> {
 }
 
 /// Measures every shape and prints a table.
-pub(crate) fn run(trial: &mut Trial, spec: &ModelSpec, only: Option<&str>) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(trial: &mut Trial, spec: &ModelSpec, only: Option<&str>, sweep: bool) -> Result<(), Box<dyn Error>> {
     let mut n = Numbers(7);
     for shape in shapes().iter().filter(|s| only.is_none_or(|o| s.name.contains(o))) {
         let node = NodeId(shape.graph.nodes.len() as u32 - 1);
         let experts = matches!(shape.graph.nodes[node].op, Op::Experts { .. });
-        let cached = matches!(shape.graph.nodes[node].op, Op::MlaDecode { .. });
         let copies = if experts { 2 } else { COLD_BYTES.div_ceil(shape.bytes).clamp(1, MOST_COPIES) };
         let slots: Vec<CacheSlot> = (0..shape.rows)
             .map(|i| {
@@ -128,26 +127,30 @@ pub(crate) fn run(trial: &mut Trial, spec: &ModelSpec, only: Option<&str>) -> Re
             };
             placed.push(trial.place_from(&shape.graph, node, &source, values, &slots)?);
         }
-        let list: Vec<_> = placed.iter().collect();
-        let graph = trial.capture(&list)?;
-        let mut times = Vec::new();
-        for _ in 0..REPLAYS {
-            times.push(trial.time(graph)?.as_secs_f64() / copies as f64);
-        }
-        times.sort_by(f64::total_cmp);
         let bytes = if experts { shape.bytes as f64 * distinct as f64 / copies as f64 } else { shape.bytes as f64 };
-        let median = times[times.len() / 2];
         let extra = if experts { format!(", {} distinct experts", distinct / copies) } else { String::new() };
-        let _ = cached;
-        writeln!(
-            stdout(),
-            "{:<28} {:>3} rows  {:>9.1} us  {:>6.2} TB/s  [{}]{extra}",
-            shape.name,
-            shape.rows,
-            median * 1e6,
-            bytes / median / 1e12,
-            placed[0].kernels().join(", ")
-        )?;
+        for parts in [0, 1, 2, 4, 8] {
+            if parts > 0 && !(sweep && placed.iter_mut().fold(false, |any, p| p.set_parts(parts) || any)) {
+                continue;
+            }
+            let list: Vec<_> = placed.iter().collect();
+            let graph = trial.capture(&list)?;
+            let mut times = Vec::new();
+            for _ in 0..REPLAYS {
+                times.push(trial.time(graph)?.as_secs_f64() / copies as f64);
+            }
+            times.sort_by(f64::total_cmp);
+            let median = times[times.len() / 2];
+            let what = if parts == 0 { format!("[{}]{extra}", placed[0].kernels().join(", ")) } else { format!("parts {parts}") };
+            writeln!(
+                stdout(),
+                "{:<28} {:>3} rows  {:>9.1} us  {:>6.2} TB/s  {what}",
+                shape.name,
+                shape.rows,
+                median * 1e6,
+                bytes / median / 1e12
+            )?;
+        }
         drop(placed);
         trial.free_all()?;
     }

@@ -1,7 +1,7 @@
 //! Every kernel against the CPU reference on random operands, from poisoned results; deliberately wrong kernels, which the checks must reject;
 //! and times of single ops. Runs on the driver's first GPU:
 //!
-//! `kernel_trials [--seed N] [--cases N] [--only NAME] [--wrong] [--bench] [--compile ARCHITECTURE]`
+//! `kernel_trials [--seed N] [--cases N] [--only NAME] [--wrong] [--bench [--sweep]] [--compile ARCHITECTURE]`
 
 mod bench;
 mod build;
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let spec = builtin::spec()?;
     let mut trial = Trial::open(&search)?;
     if given("--bench").is_some() {
-        return bench::run(&mut trial, &spec, only);
+        return bench::run(&mut trial, &spec, only, given("--sweep").is_some());
     }
     let mut failed = 0;
     let chosen = || FAMILIES.iter().filter(|f| only.is_none_or(|o| f.name.contains(o)));

@@ -1,12 +1,12 @@
 //! One op at a time on a GPU, for tests and measurements: operands in, launches as in a program, results out.
 
 use super::compile::{Cubins, compile_all};
-use super::driver_gpu::DriverGpu;
-use super::executor::from_bytes;
-use super::gpu::{Address, Captured, Gpu, GpuError};
+use super::driver_gpu::{DriverGpu, Handles};
+use super::gpu::{AbortSignal, Address, Captured, Gpu, GpuError};
+use super::parts::{from_bytes, to_bytes};
 use super::rank::PartOfResult;
-use super::weights::{WeightLoad, read_weight, to_bytes};
-use crate::device::Driver;
+use super::weights::{WeightLoad, read_weight};
+use crate::device::{Device, Driver};
 use crate::search::Search;
 use moetwin_kernels::launch::storage::{Packed, Storage, storage_of, to_tiles};
 use moetwin_kernels::launch::{Arg, Launches, Table, element_of, launches};
@@ -54,13 +54,15 @@ fn wrong(call: &str) -> impl Fn(String) -> GpuError + '_ {
 impl Trial {
     /// Opens the driver's first GPU with the kernels as they are.
     pub fn open(search: &Search) -> Result<Self, GpuError> {
-        let architecture = architecture(search)?;
+        let (_, architecture) = first_gpu(search)?;
         let cubins = compile_all(search, &architecture)?;
         Self::with(search, &cubins)
     }
     /// The same with other kernels.
     pub fn with(search: &Search, cubins: &Cubins) -> Result<Self, GpuError> {
-        Ok(Self { gpu: DriverGpu::open(search, 0, cubins, None)?, architecture: architecture(search)? })
+        let (device, architecture) = first_gpu(search)?;
+        device.bind().map_err(|e| wrong("device")(e.to_string()))?;
+        Ok(Self { gpu: DriverGpu::new(device, cubins, None, Handles::default(), AbortSignal::default())?, architecture })
     }
     /// The architecture that kernels are compiled for, `90a` for Hopper.
     pub fn architecture(&self) -> &str {
@@ -70,7 +72,8 @@ impl Trial {
     /// Frees what was placed; nothing placed before may be used again.
     pub fn free_all(&mut self) -> Result<(), GpuError> {
         self.gpu.synchronize(DEADLINE)?;
-        self.gpu.free_all()
+        self.gpu.free_all();
+        Ok(())
     }
 
     /// Puts operands, sequences and poisoned results of an op on the device.
@@ -221,6 +224,28 @@ impl Trial {
 }
 
 impl Placed {
+    /// Lets `parts` warps share a tile in every kernel that may choose; false where none may.
+    pub fn set_parts(&mut self, parts: u32) -> bool {
+        let mut changed = false;
+        for launch in &mut self.plan.launches {
+            // Where `parts` stands among the arguments, from the end (SHAPE_PARAMS in shape.cuh, experts.cuh).
+            let from_end = match launch.kernel {
+                k if k.ends_with("_split") || k.ends_with("_single") => continue,
+                k if k.starts_with("linear_mma_bf16") => 4,
+                k if k.starts_with("experts_gate_up_") => 4,
+                k if k.starts_with("experts_down_") => 1,
+                _ => continue,
+            };
+            let at = launch.args.len() - from_end;
+            let Arg::I32(old) = launch.args[at] else { continue };
+            let warps = launch.block / 32;
+            let tiles = launch.grid.0 * (warps / old as u32);
+            launch.grid.0 = tiles.div_ceil(warps / parts);
+            launch.args[at] = Arg::I32(parts as i32);
+            changed = true;
+        }
+        changed
+    }
     fn cell(&self, arg: &Arg) -> u64 {
         match arg {
             Arg::Input(i) => self.inputs[*i],
@@ -246,10 +271,11 @@ fn output_bytes(graph: &Graph, tensor: TensorId) -> Result<u64, GpuError> {
     Ok(sizes.iter().product::<u64>() * element_of(graph, tensor).bytes())
 }
 
-/// The architecture-specific target of the driver's first GPU.
-fn architecture(search: &Search) -> Result<String, GpuError> {
+/// The driver's first GPU and the architecture-specific target for it.
+fn first_gpu(search: &Search) -> Result<(Device, String), GpuError> {
     let driver = Driver::open(search).map_err(|e| wrong("driver")(e.to_string()))?;
     driver.device_count().map_err(|e| wrong("driver")(e.to_string()))?;
-    let (major, minor) = driver.device(0).and_then(|d| d.compute_capability()).map_err(|e| wrong("device")(e.to_string()))?;
-    Ok(format!("{major}{minor}{}", if major >= 9 { "a" } else { "" }))
+    let device = driver.device(0).map_err(|e| wrong("device")(e.to_string()))?;
+    let (major, minor) = device.compute_capability().map_err(|e| wrong("device")(e.to_string()))?;
+    Ok((device, format!("{major}{minor}{}", if major >= 9 { "a" } else { "" })))
 }

@@ -1,10 +1,9 @@
 //! How a weight gets into device memory: copied as plain rows, copied as packed tiles, or drawn there by recipe.
 
 use super::gpu::{Address, Gpu, GpuError};
-use half::bf16;
+use super::parts::to_bytes;
 use moetwin_kernels::launch::storage::{Extent, extent_of, to_tiles};
 use moetwin_kernels::launch::{Element, Launch, Storage, storage_of};
-use moetwin_kernels::reference::{Array, Data};
 use moetwin_models::{Graph, RankId, TensorId};
 use moetwin_runtime::weights::{Grid, LoadError, Recipe, WeightSource};
 use std::ops::Range;
@@ -43,15 +42,6 @@ pub(crate) fn read_weight(source: &dyn WeightSource, graph: &Graph, tensor: Tens
         (None, packed) => Content::Bytes(to_tiles(packed, &source.load_packed(graph, tensor, rank, packed.scale_cols())?)),
     };
     Ok(WeightLoad { storage, extent, content })
-}
-
-/// Elements of an array as the device holds them.
-pub(crate) fn to_bytes(array: &Array<f32>, element: Element) -> Vec<u8> {
-    match (&array.data, element) {
-        (Data::Real(v), Element::Bf16) => v.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
-        (Data::Real(v), _) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        (Data::Int(v), _) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-    }
 }
 
 /// Runs of indices as the kernel reads them: first local index, first global index.
