@@ -12,6 +12,12 @@ const TILE_HEADS: u64 = 16;
 const TILE_ROWS: u64 = 64;
 const PAD: u64 = 8;
 const THREADS: u32 = 256;
+/// Heads of a block of the kernel for many heads of MLA, its shared memory (`Tiles` in decode_mla.cu), the token rows from which it pays, and
+/// blocks that fill a GPU: one on each of 132 multiprocessors.
+const WIDE_HEADS: u64 = 64;
+const WIDE_SHARED_BYTES: u64 = 2 * 2 * 32 * 584 + 4 * 2 * 64 * 36 + 2 * 64 * 40 + 4 * 64 + 8 * 64;
+const WIDE_ROWS: u64 = 8;
+const WIDE_BLOCKS: u64 = 132;
 /// Blocks that fill a GPU: two on each of 132 multiprocessors.
 const FULL_BLOCKS: u64 = 264;
 /// Columns that a block of the absorbing kernel takes, and tokens that its second form takes.
@@ -42,6 +48,11 @@ impl Attend {
         let values = if self.value_offset > 0 { TILE_ROWS * (self.value_width + PAD) } else { 0 };
         let halves = TILE_HEADS * keys + TILE_ROWS * keys + values + TILE_HEADS * (TILE_ROWS + PAD);
         2 * halves + 4 * TILE_HEADS * (TILE_ROWS + 4) + 4 * TILE_HEADS
+    }
+    /// Whether the kernel for many heads of MLA takes it: its widths, and cache rows enough to be worth the queries that a block loads.
+    fn is_wide(&self) -> bool {
+        let mla = self.value_offset == 0 && self.key_width == 576 && self.value_width == 512 && self.stride == 576 && self.window == 0;
+        mla && self.heads > 2 * TILE_HEADS && matches!(self.sinks, Arg::Null) && self.rows >= WIDE_ROWS
     }
     /// Whether the tensor-core kernel takes these widths.
     fn fits(&self) -> bool {
@@ -172,15 +183,14 @@ impl Plan<'_> {
     }
 
     fn attend(&mut self, a: &Attend) -> Result<(), LaunchError> {
-        let longest = self.graph.step.sequences.iter().map(|s| u64::from(s.past) + u64::from(s.new)).max().unwrap_or(0);
+        if a.is_wide() {
+            return self.attend_wide(a);
+        }
+        let longest = self.longest();
         let longest = if a.window > 0 { longest.min(u64::from(a.window)) } else { longest };
         let across = a.key_heads * (a.heads / a.key_heads).div_ceil(TILE_HEADS);
         let splits = FULL_BLOCKS.div_ceil((a.rows * across).max(1)).min(longest.div_ceil(TILE_ROWS)).max(1);
-        let (partial, states) = if splits > 1 {
-            (self.scratch(4 * a.rows * a.heads * splits * a.value_width), self.scratch(8 * a.rows * a.heads * splits))
-        } else {
-            (Arg::Null, Arg::Null)
-        };
+        let (partial, states) = self.split_scratch(a, splits);
         let args = vec![
             Arg::Input(0),
             Arg::Input(1),
@@ -206,6 +216,35 @@ impl Plan<'_> {
             _ => "attend_4",
         };
         self.grid("decode.cu", kernel, [a.rows, across, splits], THREADS, a.shared_bytes(), args)?;
+        self.combine(a, splits, partial, states)
+    }
+
+    /// MLA with many heads: all of them share the rows that a block reads.
+    fn attend_wide(&mut self, a: &Attend) -> Result<(), LaunchError> {
+        let longest = self.longest();
+        let across = a.heads.div_ceil(WIDE_HEADS);
+        let splits = WIDE_BLOCKS.div_ceil((a.rows * across).max(1)).min(longest.div_ceil(TILE_ROWS)).max(1);
+        let (partial, states) = self.split_scratch(a, splits);
+        let mut args =
+            vec![Arg::Input(0), Arg::Input(1), Arg::Output(0), partial.clone(), states.clone(), Arg::Sequences, self.sequences()?];
+        args.extend([self.int(a.heads, "heads")?, Arg::F32(a.scale as f32), self.int(splits, "splits")?]);
+        self.grid("decode_mla.cu", "attend_mla", [a.rows, across, splits], THREADS, WIDE_SHARED_BYTES, args)?;
+        self.combine(a, splits, partial, states)
+    }
+
+    /// Cache rows of the longest sequence.
+    fn longest(&self) -> u64 {
+        self.graph.step.sequences.iter().map(|s| u64::from(s.past) + u64::from(s.new)).max().unwrap_or(0)
+    }
+
+    fn split_scratch(&mut self, a: &Attend, splits: u64) -> (Arg, Arg) {
+        if splits == 1 {
+            return (Arg::Null, Arg::Null);
+        }
+        (self.scratch(4 * a.rows * a.heads * splits * a.value_width), self.scratch(8 * a.rows * a.heads * splits))
+    }
+
+    fn combine(&mut self, a: &Attend, splits: u64, partial: Arg, states: Arg) -> Result<(), LaunchError> {
         if splits == 1 {
             return Ok(());
         }

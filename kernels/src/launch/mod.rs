@@ -20,6 +20,7 @@ pub const SOURCES: &[Source] = &[
     Source { name: "linear_tile.cu", text: include_str!("../../cuda/linear_tile.cu") },
     Source { name: "attention.cu", text: include_str!("../../cuda/attention.cu") },
     Source { name: "decode.cu", text: include_str!("../../cuda/decode.cu") },
+    Source { name: "decode_mla.cu", text: include_str!("../../cuda/decode_mla.cu") },
     Source { name: "route.cu", text: include_str!("../../cuda/route.cu") },
     Source { name: "experts.cu", text: include_str!("../../cuda/experts.cu") },
     Source { name: "experts_bf16.cu", text: include_str!("../../cuda/experts_bf16.cu") },

@@ -85,6 +85,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         wrong: ("for (int p = 0; p < WARPS; ++p) sum += sums", "for (int p = 1; p < WARPS; ++p) sum += sums"),
     },
     Family { name: "mla decode", draw: mla_decode, wrong: ("seen.sum * old + sum", "seen.sum + sum") },
+    Family { name: "mla decode, many heads", draw: mla_wide, wrong: ("u32 valued = keys + 2 *", "u32 valued = keys + 16 + 2 *") },
     Family {
         name: "merging splits",
         draw: long_attention,
@@ -448,6 +449,19 @@ fn mla(n: &mut Numbers, list: &[(u32, u32)]) -> Case {
 fn mla_decode(n: &mut Numbers) -> Case {
     let list = sequences(n, 200);
     mla(n, &list)
+}
+
+/// Kimi's and DeepSeek's widths, many heads and enough tokens for the kernel that shares rows among them.
+fn mla_wide(n: &mut Numbers) -> Case {
+    let count = n.pick(&[8, 9, 30, 140]);
+    let list: Vec<(u32, u32)> = (0..count).map(|_| (n.below(150) as u32, 1)).collect();
+    let mut b = Build::new(&list);
+    let heads = n.pick(&[40u64, 64, 100]);
+    let q = matrix(n, list.len(), (heads * 576) as usize, 1.0);
+    b.real(vec![Dim::Tokens, Dim::Fixed(heads * 576)], q);
+    cache(&mut b, n, 576);
+    let op = Op::MlaDecode { kv_lora: 512, scale: 0.09, sparse_topk: None, split_context: false };
+    b.finish(op, vec![(vec![Dim::Tokens, Dim::Fixed(heads * 512)], DType::Bf16, None)])
 }
 
 /// Long enough for several splits.

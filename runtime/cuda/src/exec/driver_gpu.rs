@@ -121,7 +121,7 @@ impl DriverGpu {
 impl DriverGpu {
     /// Frees all memory; captured graphs that name it may not be replayed any more.
     pub(super) fn free_all(&mut self) {
-        for address in std::mem::take(&mut self.allocations) {
+        for address in self.allocations.clone() {
             self.free(address);
         }
     }
