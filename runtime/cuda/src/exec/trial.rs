@@ -228,6 +228,16 @@ impl Placed {
     pub fn set_parts(&mut self, parts: u32) -> bool {
         let mut changed = false;
         for launch in &mut self.plan.launches {
+            // A split over a cluster is undone, to see what it brings.
+            let unsplit = match launch.kernel {
+                "linear_mma_bf16_1_split" => Some("linear_mma_bf16_1"),
+                "linear_mma_bf16_2_split" => Some("linear_mma_bf16_2"),
+                _ => None,
+            };
+            if let Some(kernel) = unsplit {
+                launch.kernel = kernel;
+                launch.grid.0 /= 4;
+            }
             // Where `parts` stands among the arguments, from the end (SHAPE_PARAMS in shape.cuh, experts.cuh).
             let from_end = match launch.kernel {
                 k if k.ends_with("_split") || k.ends_with("_single") => continue,
