@@ -87,11 +87,11 @@ extern "C" __global__ void sigmoid_scale(const bf16* y, const bf16* score, bf16*
     for (int i = threadIdx.x; i < n; i += blockDim.x) out[start + i] = to_bf16(f32(y[start + i]) * sigmoid(f32(score[scores + (score_width == n ? i : 0)])));
 }
 
-// h[T, n] from gate_up[T, gate | up].
+// h[T, n] from gate_up[T, gate | up]. Grid: (T, chunks).
 extern "C" __global__ void gated_activation(const bf16* gate_up, bf16* h, int n, int clamped, float alpha, float limit) {
     take_turn();
     const size_t from = (size_t)blockIdx.x * 2 * n, to = (size_t)blockIdx.x * n;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) h[to + i] = to_bf16(activate(f32(gate_up[from + i]), f32(gate_up[from + n + i]), clamped, alpha, limit));
+    for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < n; i += gridDim.y * blockDim.x) h[to + i] = to_bf16(activate(f32(gate_up[from + i]), f32(gate_up[from + n + i]), clamped, alpha, limit));
 }
 
 // out[r] = x[rows[r]]: the last new token of sequence `r`.

@@ -184,8 +184,8 @@ __device__ __forceinline__ void down_single(const bf16* h, const Experts& expert
         const int rows = hidden, cols = inter;                                                                                                \
         down<NT>(h, EXPERTS, bias, work_of(nullptr, offsets, active, 0, local_experts), list, y, parts);                                       \
     }
-#define SINGLE(NAME, PARAMS, EXPERTS)                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, 3)                                                                         \
+#define SINGLE(NAME, BLOCKS, PARAMS, EXPERTS)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, BLOCKS)                                                                    \
         experts_down_##NAME##_single(const bf16* h, PARAMS, const bf16* bias, const int* ids, const float* weights, void* y, int hidden,       \
                                      int inter, int topk, int expert_start, int local_experts, int f32_out) { take_turn();                   \
         const int rows = hidden, cols = inter;                                                                                                \

@@ -48,7 +48,9 @@ struct Tokens {
 
 // bf16 rows as checkpoints store them; the row length is a multiple of 8. A step is 32 columns.
 struct Bf16Stream {
-    static constexpr int STEP = 32;
+    static constexpr int STEP = 32, PIECES = 1;
+    // Column of a lane's piece of a token row.
+    __device__ __forceinline__ static int column(int step, int) { return step * STEP + threadIdx.x % 4 * 8; }
     struct Raw { uint4 low, high; };
     const bf16 *low, *high;
     int cols;
@@ -59,12 +61,11 @@ struct Bf16Stream {
         copy16(stage + WARP + lane, high + col);
     }
     __device__ __forceinline__ Raw read(const uint4* stage) const { return Raw{stage[threadIdx.x % WARP], stage[WARP + threadIdx.x % WARP]}; }
-    template <bool RAGGED, int NT>
-    __device__ __forceinline__ void multiply(const Raw& w, int step, const Tokens<NT>& x, float (&acc)[NT][4]) const {
-        const int col = step * STEP + threadIdx.x % 4 * 8;
+    template <int NT, class Piece>
+    __device__ __forceinline__ void multiply(const Raw& w, int step, const Piece& piece, float (&acc)[NT][4]) const {
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-            const uint4 v = x.template at<RAGGED>(n, col, cols);
+            const uint4 v = piece(n, 0);
             mma(acc[n], w.low.x, w.high.x, w.low.y, w.high.y, v.x, v.y);
             mma(acc[n], w.low.z, w.high.z, w.low.w, w.high.w, v.z, v.w);
         }
@@ -84,7 +85,8 @@ constexpr u32 INT4_OFFSET = 0xc308c308u;
 // multiplies its sum, in float. A step is a tile.
 constexpr int INT4_TILE_BYTES = 1152;
 struct Int4Stream {
-    static constexpr int STEP = 128;
+    static constexpr int STEP = 128, PIECES = 4;
+    __device__ __forceinline__ static int column(int step, int piece) { return step * STEP + 32 * piece + threadIdx.x % 4 * 8; }
     struct Raw { uint4 low, high; uint2 low_scale, high_scale; };
     const u8* tile;
     int cols;
@@ -100,13 +102,12 @@ struct Int4Stream {
         const uint2* scales = reinterpret_cast<const uint2*>(stage + 2 * WARP);
         return Raw{stage[lane], stage[WARP + lane], scales[lane / 4], scales[8 + lane / 4]};
     }
-    template <bool RAGGED, int NT>
-    __device__ __forceinline__ void multiply(const Raw& w, int step, const Tokens<NT>& x, float (&acc)[NT][4]) const {
+    template <int NT, class Piece>
+    __device__ __forceinline__ void multiply(const Raw& w, int step, const Piece& piece, float (&acc)[NT][4]) const {
         const u32 low[4] = {w.low.x, w.low.y, w.low.z, w.low.w}, high[4] = {w.high.x, w.high.y, w.high.z, w.high.w};
         const u32 low_scales[2] = {w.low_scale.x, w.low_scale.y}, high_scales[2] = {w.high_scale.x, w.high_scale.y};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int col = step * STEP + 32 * i + threadIdx.x % 4 * 8;
             u32 a[4], b[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) { a[j] = int4_pair(low[i], j); b[j] = int4_pair(high[i], j); }
@@ -114,7 +115,7 @@ struct Int4Stream {
             const float high_scale = __uint_as_float(i % 2 ? high_scales[i / 2] & 0xffff0000u : high_scales[i / 2] << 16);
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
-                const uint4 v = x.template at<RAGGED>(n, col, cols);
+                const uint4 v = piece(n, i);
                 float sum[4] = {0.f, 0.f, 0.f, 0.f};
                 mma(sum, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, v.x, v.y);
                 mma(sum, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, v.z, v.w);
@@ -139,7 +140,8 @@ __device__ __forceinline__ u32 fp8_pair(u32 halves) {
 // Scales are per block of rows x columns, in float; a step is a tile and lies in one block.
 constexpr int FP8_TILE_BYTES = 1024;
 struct Fp8Stream {
-    static constexpr int STEP = 64;
+    static constexpr int STEP = 64, PIECES = 2;
+    __device__ __forceinline__ static int column(int step, int piece) { return step * STEP + threadIdx.x % 4 * 16 + piece * 8; }
     struct Raw { uint4 low, high; };
     const u8* tile;
     const float *low_scales, *high_scales;
@@ -151,15 +153,14 @@ struct Fp8Stream {
         copy16(stage + WARP + lane, from + WARP + lane);
     }
     __device__ __forceinline__ Raw read(const uint4* stage) const { return Raw{stage[threadIdx.x % WARP], stage[WARP + threadIdx.x % WARP]}; }
-    template <bool RAGGED, int NT>
-    __device__ __forceinline__ void multiply(const Raw& w, int step, const Tokens<NT>& x, float (&acc)[NT][4]) const {
+    template <int NT, class Piece>
+    __device__ __forceinline__ void multiply(const Raw& w, int step, const Piece& piece, float (&acc)[NT][4]) const {
         const u32 low[4] = {w.low.x, w.low.y, w.low.z, w.low.w}, high[4] = {w.high.x, w.high.y, w.high.z, w.high.w};
         const int block = step * STEP / block_cols;
         const float low_scale = low_scales[block], high_scale = high_scales[block];
         float sum[NT][4] = {};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int col = step * STEP + threadIdx.x % 4 * 16 + half * 8;
             u32 a[4], b[4];
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
@@ -170,7 +171,7 @@ struct Fp8Stream {
             }
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
-                const uint4 v = x.template at<RAGGED>(n, col, cols);
+                const uint4 v = piece(n, half);
                 mma(sum[n], a[0], b[0], a[1], b[1], v.x, v.y);
                 mma(sum[n], a[2], b[2], a[3], b[3], v.z, v.w);
             }
@@ -202,7 +203,20 @@ __device__ __forceinline__ void accumulate(Pool& pool, const W& w, const Tokens<
     if (EARLY) await_previous();
     to = DEPTH - 1;
     int from = 0;
+    // One tile of tokens: its pieces of the next step are asked for a step ahead. More would take too many registers.
+    uint4 next[W::PIECES];
+    if (NT == 1 && first < steps)
+#pragma unroll
+        for (int i = 0; i < W::PIECES; ++i) next[i] = x.template at<true>(0, W::column(first, i), w.cols);
     for (int step = first; step < steps; step += stride) {
+        uint4 mine[W::PIECES];
+        if (NT == 1) {
+#pragma unroll
+            for (int i = 0; i < W::PIECES; ++i) mine[i] = next[i];
+            if (step + stride < steps)
+#pragma unroll
+                for (int i = 0; i < W::PIECES; ++i) next[i] = x.template at<true>(0, W::column(step + stride, i), w.cols);
+        }
         await_copies<DEPTH - 2>();
         const typename W::Raw now = w.read(stages + from * STAGE);
         if (ahead < steps) w.issue(stages + to * STAGE, ahead);
@@ -210,8 +224,9 @@ __device__ __forceinline__ void accumulate(Pool& pool, const W& w, const Tokens<
         ahead += stride;
         from = from + 1 == DEPTH ? 0 : from + 1;
         to = to + 1 == DEPTH ? 0 : to + 1;
-        if (step < whole) w.template multiply<false, NT>(now, step, x, acc);
-        else w.template multiply<true, NT>(now, step, x, acc);
+        if (NT == 1) w.template multiply<NT>(now, step, [&](int, int i) { return mine[i]; }, acc);
+        else if (step < whole) w.template multiply<NT>(now, step, [&](int n, int i) { return x.template at<false>(n, W::column(step, i), w.cols); }, acc);
+        else w.template multiply<NT>(now, step, [&](int n, int i) { return x.template at<true>(n, W::column(step, i), w.cols); }, acc);
     }
 }
 

@@ -76,6 +76,80 @@ __device__ __forceinline__ void choose(const float* scores, float* biased, int e
     write_weights(mine, topk, scoring, normalize, normalize_eps, scale, weights);
 }
 
+// A float's order as unsigned numbers have it; NaN and what is left out come last, as 0.
+__device__ __forceinline__ u32 ordered(float v, bool there) {
+    const u32 bits = __float_as_uint(v);
+    return !there || v != v ? 0u : (bits & 0x80000000u ? ~bits : bits | 0x80000000u);
+}
+
+// Without groups, a warp a token, experts in registers: lane l holds every 32nd from l on.
+template <int HELD_BY_LANE>
+__device__ __forceinline__ void route_row(const float* row, const float* bias, int* ids, float* weights, int experts, int topk, int scoring, int normalize,
+                                          float normalize_eps, float scale) {
+    const int lane = threadIdx.x;
+    float score[HELD_BY_LANE];
+    u32 key[HELD_BY_LANE];
+    float top = -INF;
+#pragma unroll
+    for (int j = 0; j < HELD_BY_LANE; ++j) {
+        const int e = lane + j * WARP;
+        score[j] = e < experts ? row[e] : -INF;
+        top = fmaxf(top, score[j]);
+    }
+    if (scoring == SOFTMAX) {
+        top = warp_max(top);
+        float sum = 0.f;
+#pragma unroll
+        for (int j = 0; j < HELD_BY_LANE; ++j) {
+            score[j] = lane + j * WARP < experts ? __expf(score[j] - top) : 0.f;
+            sum += score[j];
+        }
+        sum = warp_sum(sum);
+#pragma unroll
+        for (int j = 0; j < HELD_BY_LANE; ++j) score[j] /= sum;
+    } else if (scoring == SIGMOID) {
+#pragma unroll
+        for (int j = 0; j < HELD_BY_LANE; ++j) score[j] = 1.f / (1.f + expf(-score[j]));
+    }
+#pragma unroll
+    for (int j = 0; j < HELD_BY_LANE; ++j) {
+        const int e = lane + j * WARP;
+        key[j] = ordered(score[j] + (bias && e < experts ? bias[e] : 0.f), e < experts);
+    }
+    float mine = 0.f;
+    u32 taken = 0;
+    for (int k = 0; k < topk; ++k) {
+        u32 best = 0;
+        int at = -1;
+#pragma unroll
+        for (int j = 0; j < HELD_BY_LANE; ++j)
+            if (!(taken >> j & 1) && lane + j * WARP < experts && (at < 0 || key[j] > best)) { best = key[j]; at = j; }
+        const u32 greatest = __reduce_max_sync(FULL, best);
+        const u32 index = __reduce_min_sync(FULL, at >= 0 && best == greatest ? (u32)(lane + at * WARP) : 0xffffffffu);
+        const int owner = index % WARP;
+        if (owner == lane) taken |= 1u << at;
+        float chosen = 0.f;
+#pragma unroll
+        for (int j = 0; j < HELD_BY_LANE; ++j)
+            if (index / WARP == j) chosen = score[j];
+        chosen = __shfl_sync(FULL, chosen, owner);
+        if (lane == k) { mine = chosen; ids[k] = index; }
+    }
+    write_weights(mine, topk, scoring, normalize, normalize_eps, scale, weights);
+}
+#define ROUTE_ROWS(HELD_BY_LANE)                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(WARP)                                                                                             \
+        route_##HELD_BY_LANE(const float* logits, const float* bias, int* ids, float* weights, int experts, int topk, int scoring, int normalize,   \
+                             float normalize_eps, float scale) {                                                                                   \
+        take_turn();                                                                                                                               \
+        const int t = blockIdx.x;                                                                                                                  \
+        route_row<HELD_BY_LANE>(logits + (size_t)t * experts, bias, ids + t * topk, weights + t * topk, experts, topk, scoring, normalize,         \
+                                normalize_eps, scale);                                                                                             \
+    }
+ROUTE_ROWS(4)
+ROUTE_ROWS(8)
+ROUTE_ROWS(16)
+
 // One block a token; shared memory: 2 * experts floats + groups floats. Highest biased score first, ties to the lowest id.
 extern "C" __global__ void route(const float* logits, const float* bias, int* ids, float* weights, int experts, int topk, int scoring, int groups,
                                  int topk_groups, int group_two, int normalize, float normalize_eps, float scale) {

@@ -17,6 +17,8 @@ const THREADS: u32 = 256;
 const WIDE_HEADS: u64 = 64;
 const WIDE_SHARED_BYTES: u64 = 2 * 2 * 32 * 584 + 4 * 2 * 64 * 36 + 2 * 64 * 40 + 4 * 64 + 8 * 64;
 const WIDE_ROWS: u64 = 8;
+/// Cache rows from which it pays: at 128 the queries it loads cost more than the rows it saves.
+const WIDE_CONTEXT: u64 = 512;
 const WIDE_BLOCKS: u64 = 132;
 /// Blocks that fill a GPU: two on each of 132 multiprocessors.
 const FULL_BLOCKS: u64 = 264;
@@ -183,7 +185,7 @@ impl Plan<'_> {
     }
 
     fn attend(&mut self, a: &Attend) -> Result<(), LaunchError> {
-        if a.is_wide() {
+        if a.is_wide() && self.longest() >= WIDE_CONTEXT {
             return self.attend_wide(a);
         }
         let longest = self.longest();
@@ -223,7 +225,7 @@ impl Plan<'_> {
     fn attend_wide(&mut self, a: &Attend) -> Result<(), LaunchError> {
         let longest = self.longest();
         let across = a.heads.div_ceil(WIDE_HEADS);
-        let splits = WIDE_BLOCKS.div_ceil((a.rows * across).max(1)).min(longest.div_ceil(TILE_ROWS)).max(1);
+        let splits = (WIDE_BLOCKS / (a.rows * across).max(1)).min(longest.div_ceil(TILE_ROWS)).max(1);
         let (partial, states) = self.split_scratch(a, splits);
         let mut args =
             vec![Arg::Input(0), Arg::Input(1), Arg::Output(0), partial.clone(), states.clone(), Arg::Sequences, self.sequences()?];

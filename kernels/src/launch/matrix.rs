@@ -13,10 +13,13 @@ const FUSED_COLS: u64 = 8;
 const TILE_TOKENS: u64 = 8;
 /// Rows that a warp of the plain projection computes at once (`ROWS` in linear.cu).
 const PLAIN_ROWS: u64 = 8;
+/// The same of a dense projection's warps.
+const DENSE_LEAST_STEPS: u64 = 8;
 /// Fewest steps a warp should have when several share a tile: about twice what it keeps in flight.
 const LEAST_STEPS: u64 = 6;
-/// Warps that fill the GPU: sixteen on each of 132 multiprocessors.
-const FULL_WARPS: u64 = 2112;
+/// Warps from which more of them on a tile no longer pay: between the counts at which two and four, four and eight were measured equal on an
+/// H200 (2026-11-30, experts of Kimi-K2.5 and Qwen3-30B-A3B at 1, 16 and 64 tokens).
+const FULL_WARPS: u64 = 6000;
 /// Blocks below which a projection's long rows are also split over the four blocks of a cluster: one wave of two blocks on each of 132
 /// multiprocessors is 264.
 const FEW_BLOCKS: u64 = 200;
@@ -70,11 +73,18 @@ fn step_of(storage: Storage) -> u64 {
     }
 }
 
-/// Warps that share a tile, for rows of `steps` steps and `tiles` tiles in all: as few as fill the GPU, since long rows start and end less
-/// often, but not so many that a warp has less than its pipeline holds.
-fn parts_of(steps: u64, tiles: u64) -> u64 {
-    let most = [8, 4, 2].into_iter().find(|p| steps >= p * LEAST_STEPS).unwrap_or(1);
-    [1, 2, 4].into_iter().find(|p| *p < most && tiles * p >= FULL_WARPS).unwrap_or(most)
+/// Warps that share a tile of the experts, for rows of `steps` steps and `tiles` tiles in all: as few as fill the GPU, since long rows start
+/// and end less often, but not so many that a warp has less than its pipeline holds. Plain rows are read in pieces of 64 bytes a warp, so two
+/// warps at least read neighbours.
+fn parts_of(storage: Storage, steps: u64, tiles: u64) -> u64 {
+    let least = if matches!(storage, Storage::Rows(_)) { 2 } else { 1 };
+    let most = most_parts(steps, LEAST_STEPS);
+    [1, 2, 4].into_iter().find(|p| (least..most).contains(p) && tiles * p >= FULL_WARPS).unwrap_or(most)
+}
+
+/// As many warps as leave each of them `least` steps.
+fn most_parts(steps: u64, least: u64) -> u64 {
+    [8, 4, 2].into_iter().find(|p| steps >= p * least).unwrap_or(1)
 }
 
 impl Plan<'_> {
@@ -120,12 +130,11 @@ impl Plan<'_> {
         }
         let steps = p.k.div_ceil(step_of(storage));
         let tiles = p.n.div_ceil(TILE_ROWS);
-        // Plain rows are read in pieces of 64 bytes a warp: warps that share a tile read neighbours.
-        let parts = if plain { parts_of(steps, 0) } else { parts_of(steps, tiles) };
+        let parts = most_parts(steps, DENSE_LEAST_STEPS);
         let tokens = [1, 2].into_iter().find(|t| p.rows <= t * TILE_TOKENS).unwrap_or(4);
         let blocks = tiles.div_ceil(u64::from(WARPS) / parts);
         let across = p.rows.div_ceil(TILE_TOKENS * tokens);
-        let split = plain && blocks * across * p.batch < FEW_BLOCKS && steps >= 2 * parts * CLUSTER;
+        let split = plain && blocks * across * p.batch < FEW_BLOCKS && steps >= 2 * parts * CLUSTER && (parts == 8 || p.batch == 1);
         let kernel = match (storage, tokens, split) {
             (Storage::Rows(_), 1, false) => "linear_mma_bf16_1",
             (Storage::Rows(_), _, false) => "linear_mma_bf16_2",
@@ -224,7 +233,7 @@ impl Plan<'_> {
         let lists = [offsets, list, active];
         self.gate_up(&e, activation, storages[0], Some(&lists), h.clone())?;
         let steps = e.inter.div_ceil(step_of(storages[1]));
-        let parts = parts_of(steps, e.hidden.div_ceil(TILE_ROWS) * e.active());
+        let parts = parts_of(storages[1], steps, e.hidden.div_ceil(TILE_ROWS) * e.active());
         let mut args = vec![h];
         args.extend(self.weights(storages[1], self.node.inputs[4], 4)?);
         args.push(if e.down_biased { Arg::Input(6) } else { Arg::Null });
@@ -262,7 +271,7 @@ impl Plan<'_> {
         h: Arg,
     ) -> Result<(), LaunchError> {
         let active = if lists.is_some() { e.active() } else { e.topk };
-        let parts = parts_of(e.hidden.div_ceil(step_of(storage)), e.inter.div_ceil(FUSED_COLS) * active);
+        let parts = parts_of(storage, e.hidden.div_ceil(step_of(storage)), e.inter.div_ceil(FUSED_COLS) * active);
         let mut args = vec![Arg::Input(0)];
         args.extend(self.weights(storage, self.node.inputs[3], 3)?);
         args.push(if e.biased { Arg::Input(5) } else { Arg::Null });

@@ -100,7 +100,7 @@ impl Plan<'_> {
                 let (rows, n) = self.matrix_out(0)?;
                 let mut args = vec![Input(0), Output(0), self.int(n, "columns")?];
                 args.extend(activation_args(*activation));
-                self.rows("elementwise.cu", "gated_activation", rows, 1, 0, args)
+                self.rows("elementwise.cu", "gated_activation", rows, n.div_ceil(u64::from(BLOCK)), 0, args)
             }
             Op::SelectRows => {
                 let (rows, n) = self.matrix_out(0)?;
@@ -192,6 +192,18 @@ impl Plan<'_> {
         ];
         if topk > 32 {
             return Err(self.no_kernel("a choice of more than 32 experts"));
+        }
+        let by_warp = match experts {
+            _ if router.topk_groups < router.groups => None,
+            0..=128 => Some("route_4"),
+            129..=256 => Some("route_8"),
+            257..=512 => Some("route_16"),
+            _ => None,
+        };
+        if let Some(kernel) = by_warp {
+            // Groups have no part in it.
+            let args = args.into_iter().enumerate().filter(|(i, _)| !(7..10).contains(i)).map(|(_, a)| a).collect();
+            return self.grid("route.cu", kernel, [rows, 1, 1], 32, 0, args);
         }
         self.rows("route.cu", "route", rows, 1, 4 * (2 * experts + u64::from(router.groups)), args)
     }

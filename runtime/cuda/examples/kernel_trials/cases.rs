@@ -60,7 +60,7 @@ pub(crate) const FAMILIES: &[Family] = &[
     Family {
         name: "route",
         draw: route,
-        wrong: ("if (v > value || (v == value && i < index))", "if (v > value || (v == value && i > index))"),
+        wrong: ("? (u32)(lane + at * WARP) : 0xffffffffu", "? (u32)(31 - lane + at * WARP) : 0xffffffffu"),
     },
     Family {
         name: "norms and sums",
@@ -454,7 +454,8 @@ fn mla_decode(n: &mut Numbers) -> Case {
 /// Kimi's and DeepSeek's widths, many heads and enough tokens for the kernel that shares rows among them.
 fn mla_wide(n: &mut Numbers) -> Case {
     let count = n.pick(&[8, 9, 30, 140]);
-    let list: Vec<(u32, u32)> = (0..count).map(|_| (n.below(150) as u32, 1)).collect();
+    let mut list: Vec<(u32, u32)> = (0..count).map(|_| (n.below(150) as u32, 1)).collect();
+    list[0].0 = 600;
     let mut b = Build::new(&list);
     let heads = n.pick(&[40u64, 64, 100]);
     let q = matrix(n, list.len(), (heads * 576) as usize, 1.0);
