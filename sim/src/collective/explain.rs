@@ -101,7 +101,7 @@ fn provenance(builder: &Builder<'_>, algorithm: Algorithm, protocol: Protocol, p
     if protocol != Protocol::Peer {
         out.push(entry("kernel", &figures.kernel));
     }
-    let worst = plan.routes.iter().max_by_key(|route| (route.access == Access::Bounce, route.class));
+    let worst = plan.routes.iter().max_by_key(|route| (matches!(route.access, Access::Bounce | Access::BounceFirst), route.class));
     if let Some(route) = worst.filter(|_| matches!(algorithm, Algorithm::Ring | Algorithm::Tree)) {
         let ring = builder.figures(route);
         match protocol {
@@ -117,6 +117,7 @@ fn provenance(builder: &Builder<'_>, algorithm: Algorithm, protocol: Protocol, p
         }
         Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Hierarchical => out.push(entry("barrier", &figures.custom.barrier)),
         Algorithm::Nvls => out.extend(figures.nvls.as_ref().map(|nvls| entry("NVLS latency", &nvls.latency))),
+        Algorithm::Symmetric => out.extend(figures.nvls.as_ref().map(|nvls| entry("symmetric latency", &nvls.symmetric_latency))),
         Algorithm::Ring | Algorithm::Tree => {}
     }
     if let Some(route) = worst

@@ -2,10 +2,10 @@
 
 use super::builder::Builder;
 use super::explain::{BoundStep, Explained, explain};
-use super::library::custom_kernel;
-use super::nccl::{NcclGraph, nccl_graph, nccl_times};
+use super::choose::{Choice, choose};
+use super::nccl::{Candidate, NcclGraph, nccl_graph};
 use super::plan::Plan;
-use super::{Algorithm, CollectiveOp, CollectiveRequest, Launch, Library, Protocol};
+use super::{Algorithm, CollectiveOp, CollectiveRequest, Launch, Protocol};
 use super::{custom, point, ring, tree};
 use crate::machine::{Machine, Origin};
 use crate::network::{Network, RouteError, RunError, Span, run};
@@ -23,8 +23,13 @@ pub enum CollectiveError {
     #[error("{0}")]
     Request(String),
     /// Nothing implements what was forced.
-    #[error("{0}")]
-    NoAlgorithm(String),
+    #[error("{message}")]
+    NoAlgorithm {
+        /// Why.
+        message: String,
+        /// What could have been asked for instead.
+        have: Vec<String>,
+    },
     /// The machine does not connect the ranks.
     #[error(transparent)]
     Route(#[from] RouteError),
@@ -86,6 +91,10 @@ pub struct Prediction {
     pub explanation: Vec<BoundStep>,
     /// Why this algorithm and protocol.
     pub choice: String,
+    /// What NCCL's cost model expected of every choice that was open, fastest first; empty where it was not asked.
+    pub candidates: Vec<Candidate>,
+    /// The rings NCCL builds for these ranks.
+    pub graph: NcclGraph,
     /// Figures used: name, origin and source.
     pub provenance: Vec<(String, Origin, String)>,
     op: CollectiveOp,
@@ -189,90 +198,20 @@ fn check(machine: &Machine, request: &CollectiveRequest) -> Result<(), Collectiv
     Ok(())
 }
 
-/// What will be carried out, and why.
-struct Choice {
-    algorithm: Algorithm,
-    protocol: Protocol,
-    why: String,
-}
-
-fn choose(network: &Network<'_>, request: &CollectiveRequest, graph: &NcclGraph) -> Result<Choice, CollectiveError> {
-    let own = |algorithm: Algorithm, why: String| Choice { algorithm, protocol: Protocol::Peer, why };
-    if let Some(algorithm @ (Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Hierarchical)) = request.algorithm {
-        if request.op != CollectiveOp::AllReduce {
-            return Err(CollectiveError::NoAlgorithm(format!("{algorithm} is for all_reduce, not {}", request.op)));
-        }
-        if !network.machine().peer_access.value {
-            return Err(CollectiveError::NoAlgorithm(format!("{algorithm} needs peer access, which is off")));
-        }
-        return Ok(own(algorithm, format!("{algorithm} was asked for")));
-    }
-    let mut why = String::new();
-    if request.library != Library::Nccl && request.algorithm.is_none() && request.protocol.is_none() {
-        match custom_kernel(request.library, network, &request.ranks, request.op, request.bytes)? {
-            Ok(algorithm) => return Ok(own(algorithm, format!("{} runs its own kernel", request.library))),
-            Err(reason) => why = format!("{reason}; "),
-        }
-    }
-    if matches!(request.op, CollectiveOp::AllToAll | CollectiveOp::SendRecv) {
-        return choose_point(request, why);
-    }
-    choose_nccl(network.machine(), request, graph, why)
-}
-
-fn choose_point(request: &CollectiveRequest, why: String) -> Result<Choice, CollectiveError> {
-    if let Some(algorithm) = request.algorithm.filter(|algorithm| *algorithm != Algorithm::Direct) {
-        return Err(CollectiveError::NoAlgorithm(format!("{} is grouped sends and receives: direct, not {algorithm}", request.op)));
-    }
-    match request.protocol {
-        Some(protocol @ (Protocol::Ll | Protocol::Simple)) => {
-            Ok(Choice { algorithm: Algorithm::Direct, protocol, why: format!("{protocol} was asked for") })
-        }
-        Some(protocol) => Err(CollectiveError::NoAlgorithm(format!("sends and receives go by ll or simple, not {protocol}"))),
-        None => {
-            let limit = point::LL_THRESHOLD_BYTES;
-            let protocol = point::protocol(request);
-            Ok(Choice { algorithm: Algorithm::Direct, protocol, why: format!("{why}NCCL sends messages of up to {limit} bytes by LL") })
-        }
-    }
-}
-
-fn choose_nccl(machine: &Machine, request: &CollectiveRequest, graph: &NcclGraph, why: String) -> Result<Choice, CollectiveError> {
-    let mut times = nccl_times(machine, graph, &request.ranks, request.op, request.bytes);
-    // LL128 is off without NVLink throughout, unless it is named.
-    if request.protocol == Some(Protocol::Ll128) && times.iter().all(|time| time.1 != Protocol::Ll128) {
-        times.push((Algorithm::Ring, Protocol::Ll128, f64::INFINITY));
-    }
-    let open = |time: &&(Algorithm, Protocol, f64)| {
-        request.algorithm.is_none_or(|algorithm| algorithm == time.0) && request.protocol.is_none_or(|protocol| protocol == time.1)
-    };
-    let Some(&(algorithm, protocol, expected)) = times.iter().find(open) else {
-        let wanted: Vec<String> =
-            request.algorithm.map(|a| a.to_string()).into_iter().chain(request.protocol.map(|p| p.to_string())).collect();
-        let mut have: Vec<String> = times.iter().map(|(algorithm, protocol, _)| format!("{algorithm} {protocol}")).collect();
-        have.sort();
-        let message =
-            format!("no algorithm/protocol available: NCCL has no {} for {}; it has {}", wanted.join(" "), request.op, have.join(", "));
-        return Err(CollectiveError::NoAlgorithm(message));
-    };
-    let forced =
-        if request.algorithm.is_some() || request.protocol.is_some() { "what was asked for leaves" } else { "NCCL's cost model picks" };
-    let fallback = if graph.fallback {
-        " on its fallback graph: no ring reaches the lowest search speed, so it takes the links for 0.1 GB/s"
-    } else {
-        ""
-    };
-    Ok(Choice { algorithm, protocol, why: format!("{why}{forced} {algorithm} {protocol} ({expected:.1} us by the model){fallback}") })
-}
-
 fn expand(builder: &Builder<'_>, choice: &Choice) -> Result<Plan, CollectiveError> {
     Ok(match choice.algorithm {
         Algorithm::Ring => ring::expand(builder, choice.protocol)?,
         Algorithm::Tree => tree::expand(builder, choice.protocol)?,
         Algorithm::Direct => point::expand(builder, choice.protocol)?,
-        Algorithm::Nvls => custom::expand_nvls(builder)?.ok_or_else(|| CollectiveError::NoAlgorithm("the machine has no NVLS".into()))?,
+        Algorithm::Nvls | Algorithm::Symmetric => {
+            custom::expand_multicast(builder, choice.algorithm)?.ok_or_else(|| no_nvls(builder.machine()))?
+        }
         Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Hierarchical => custom::expand(builder, choice.algorithm)?,
     })
+}
+
+fn no_nvls(machine: &Machine) -> CollectiveError {
+    CollectiveError::NoAlgorithm { message: format!("{} has no NVLink multicast", machine.name), have: Vec::new() }
 }
 
 fn compute(network: &Network<'_>, request: &CollectiveRequest) -> Result<Prediction, CollectiveError> {
@@ -290,7 +229,7 @@ fn compute(network: &Network<'_>, request: &CollectiveRequest) -> Result<Predict
     let plan = if n == 1 { Plan::new(1) } else { expand(&builder, &choice)? };
     let spans = run(network, &plan.routes, &plan.transfers)?;
     let last_arrival = arrivals.iter().copied().max().unwrap_or(Duration::ZERO);
-    let extra = launch_extra(request, choice.protocol, &plan, &spans, &builder);
+    let extra = launch_extra(request, &choice, &plan, &spans, &builder);
     let mut ranks = Vec::with_capacity(n);
     for (rank, ends) in plan.ends.iter().enumerate() {
         let end = ends.iter().map(|&(id, delay)| spans[id as usize].end + delay).max().unwrap_or(Time::ZERO);
@@ -326,6 +265,8 @@ fn compute(network: &Network<'_>, request: &CollectiveRequest) -> Result<Predict
         transfers,
         explanation: steps,
         choice: choice.why,
+        candidates: choice.candidates,
+        graph,
         provenance,
         op: request.op,
         bytes: request.bytes,
@@ -339,7 +280,7 @@ pub(super) fn kernel(machine: &Machine, protocol: Protocol) -> Duration {
 
 /// What the launch adds to the device time: nothing in a graph; in a loop the host if it is slower; eager the host and the copy of
 /// the result that a framework's out-of-place call makes.
-fn launch_extra(request: &CollectiveRequest, protocol: Protocol, plan: &Plan, spans: &[Span], builder: &Builder<'_>) -> Duration {
+fn launch_extra(request: &CollectiveRequest, choice: &Choice, plan: &Plan, spans: &[Span], builder: &Builder<'_>) -> Duration {
     let machine = builder.machine();
     let ends = plan.ends.iter().flatten().map(|&(id, delay)| spans[id as usize].end + delay);
     let device = ends.chain(builder.begin.iter().copied()).max().unwrap_or(Time::ZERO).since(Time::ZERO);
@@ -350,7 +291,9 @@ fn launch_extra(request: &CollectiveRequest, protocol: Protocol, plan: &Plan, sp
             let memory =
                 request.ranks.iter().filter_map(|&rank| machine.gpu(rank)).map(|gpu| gpu.reached_memory().value).min().unwrap_or(1);
             let copy = Duration::of_bytes(request.bytes.saturating_mul(2), memory);
-            let host = if protocol == Protocol::Peer { &machine.launch.eager_collective } else { &machine.launch.eager_nccl };
+            // Kernels on symmetric memory are NCCL's too.
+            let own = choice.protocol == Protocol::Peer && choice.algorithm != Algorithm::Symmetric;
+            let host = if own { &machine.launch.eager_collective } else { &machine.launch.eager_nccl };
             (host.value - device) + copy
         }
     }

@@ -11,6 +11,9 @@ use std::collections::BTreeMap;
 /// Bytes of one chunk of a Simple channel: half of its 4 MiB buffer (`NCCL_STEPS / 2` steps).
 const SIMPLE_CHUNK_BYTES: u64 = 2 << 20;
 
+/// Loops that are simulated one by one.
+const MOST_LOOPS: u64 = 256;
+
 /// Ring orders as positions in `ranks`.
 ///
 /// Where NVLinks join GPUs directly but not all pairs, rings that use each lane once are searched; otherwise one ring visits GPUs
@@ -184,7 +187,9 @@ fn one_ring(
         (_, false) => u64::MAX / 4096,
         (_, true) => (SIMPLE_CHUNK_BYTES / 4).min(bytes.div_ceil(u64::from(channels) * 4)).max(4096),
     };
-    let loops = bytes.div_ceil(parts * u64::from(channels) * chunk_bytes).max(1);
+    // Beyond so many loops all are alike: fewer and longer ones take as long, each with the overhead of those it stands for.
+    let all_loops = bytes.div_ceil(parts * u64::from(channels) * chunk_bytes).max(1);
+    let loops = all_loops.min(MOST_LOOPS);
     let step_bytes = bytes.div_ceil(parts * loops);
     let worst = routes.iter().max_by_key(|&&route| {
         let route = &plan.routes[route as usize];
@@ -201,7 +206,7 @@ fn one_ring(
         .into_iter()
         .map(|rate| Duration::of_bytes(cost.flow.wire_bytes, rate).scaled(cost.finish_permille, 1000))
         .collect();
-    let mut ring = Ring { order, routes: &routes, finish: &finish, overhead: cost.overhead, loops, steps, slices: cost.slices, broadcast };
+    let mut ring = Ring { order, routes: &routes, finish: &finish, overhead: cost.overhead.scaled(all_loops, loops), loops, steps, slices: cost.slices, by_line: cost.by_line, broadcast };
     let piece = Flow { wire_bytes: cost.flow.wire_bytes.div_ceil(u64::from(cost.slices)), cap: cost.flow.cap };
     ring.push_all(builder, piece, step_bytes, plan);
     Ok(())
@@ -215,18 +220,21 @@ struct Ring<'a> {
     loops: u64,
     steps: usize,
     slices: u32,
+    by_line: bool,
     broadcast: bool,
 }
 
 impl Ring<'_> {
     /// Pushes every loop, step and slice. A rank sends a slice once it has sent its previous one and received the same slice of the
-    /// previous step; the first step of a loop needs the local end of the loop before.
+    /// previous step (passed on by line: once the first line has come; a step later all of them must have); the first step of a loop
+    /// needs the local end of the loop before.
     fn push_all(&mut self, builder: &Builder<'_>, piece: Flow, step_bytes: u64, plan: &mut Plan) {
         let n = self.order.len();
         let mut last_sent: Vec<Option<TransferId>> = vec![None; n];
         let mut last_received: Vec<Option<TransferId>> = vec![None; n];
         for _ in 0..self.loops {
             let mut previous: Vec<Vec<TransferId>> = vec![Vec::new(); n];
+            let mut older: Vec<Vec<TransferId>> = vec![Vec::new(); n];
             for step in 0..self.steps {
                 let mut current: Vec<Vec<TransferId>> = vec![Vec::new(); n];
                 for at in 0..n {
@@ -240,10 +248,17 @@ impl Ring<'_> {
                         if let Some(sent) = last_sent[at] {
                             after.push((sent, Duration::ZERO));
                         }
+                        let mut after_start = Vec::new();
+                        let delay = self.overhead + plan.latency(self.routes[before]);
                         if let Some(&received) = previous[before].get(slice) {
-                            after.push((received, self.overhead + plan.latency(self.routes[before])));
+                            if self.by_line {
+                                after_start.push((received, delay));
+                                after.extend(older[before].get(slice).map(|&id| (id, delay)));
+                            } else {
+                                after.push((received, delay));
+                            }
                         } else if let Some(received) = last_received[at].filter(|_| !self.broadcast) {
-                            after.push((received, self.overhead + plan.latency(self.routes[before]) + self.finish[at]));
+                            after.push((received, delay + self.finish[at]));
                         }
                         let label = Label {
                             from: self.order[at],
@@ -253,6 +268,7 @@ impl Ring<'_> {
                         };
                         let earliest = if last_sent[at].is_none() { builder.begin[self.order[at]] } else { Time::ZERO };
                         let id = plan.push(self.routes[at], label, piece, earliest, after);
+                        plan.transfers[id as usize].after_start = after_start;
                         last_sent[at] = Some(id);
                         current[at].push(id);
                     }
@@ -262,7 +278,7 @@ impl Ring<'_> {
                         last_received[at] = Some(id);
                     }
                 }
-                previous = current;
+                older = std::mem::replace(&mut previous, current);
             }
         }
         for at in 0..n {

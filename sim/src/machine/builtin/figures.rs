@@ -2,17 +2,19 @@
 
 use super::parts::{GB, Sourced, ns};
 use crate::machine::{
-    CollectiveFigures, CpuFamily, Figure, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, PathClass, PointToPointFigures, RingFigures,
+    CollectiveFigures, CpuFamily, Figure, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, PathClass, PointToPointFigures, RingFigures, SharedMemory,
 };
 
 /// The figures of a ring, in nanoseconds and 10^9 bytes per second.
 pub(super) struct Ring {
     pub(super) ll_step: u64,
     pub(super) ll_pass: u64,
+    pub(super) ll_wire: u64,
     pub(super) ll128_step: u64,
     pub(super) ll128_channel: u64,
     pub(super) simple_step: u64,
     pub(super) spread: u64,
+    pub(super) simple_rate: u64,
     pub(super) slices: u32,
     pub(super) finish_permille: u64,
 }
@@ -22,10 +24,12 @@ impl Ring {
         RingFigures {
             ll_step: from.figure(ns(self.ll_step)),
             ll_pass: from.figure(ns(self.ll_pass)),
+            ll_wire_permille: from.figure(self.ll_wire),
             ll128_step: from.figure(ns(self.ll128_step)),
             ll128_channel_bytes_per_s: from.figure(self.ll128_channel * GB),
             simple_step: from.figure(ns(self.simple_step)),
             simple_spread: from.figure(ns(self.spread)),
+            simple_bytes_per_s: from.figure(self.simple_rate * GB),
             simple_slices: from.figure(self.slices),
             finish_permille: from.figure(self.finish_permille),
         }
@@ -39,12 +43,13 @@ pub(super) struct Collectives {
     pub(super) launch: [u64; 3],
     pub(super) cpu: Figure<CpuFamily>,
     pub(super) p2p_level: Figure<PathClass>,
+    pub(super) one_process: Figure<SharedMemory>,
     pub(super) kernel: u64,
     pub(super) nvlink: Ring,
     pub(super) pcie: Ring,
     pub(super) host: Ring,
-    /// Latency, small and large rate, fill.
-    pub(super) nvls: Option<[u64; 4]>,
+    /// Latency, small and large rate, fill, latency and rate on symmetric memory.
+    pub(super) nvls: Option<[u64; 6]>,
     /// LL and Simple latency, extra per peer, rate to a peer, thousandths of a link.
     pub(super) message: [u64; 5],
     /// Barrier of two, extra per rank, thousandths of a link, extra of a second phase.
@@ -55,11 +60,13 @@ impl Collectives {
     pub(super) fn build(self) -> (LaunchCosts, CollectiveFigures) {
         let from = &self.from;
         let launch = launch(self.launch, from);
-        let nvls = self.nvls.map(|[latency, small, large, fill]| NvlsFigures {
+        let nvls = self.nvls.map(|[latency, small, large, fill, symmetric, symmetric_rate]| NvlsFigures {
             latency: from.figure(ns(latency)),
             small_bytes_per_s: from.figure(small * GB),
             bytes_per_s: from.figure(large * GB),
             fill: from.figure(ns(fill)),
+            symmetric_latency: from.figure(ns(symmetric)),
+            symmetric_bytes_per_s: from.figure(symmetric_rate * GB),
         });
         let [ll_latency, simple_latency, per_peer, peer, link_permille] = self.message;
         let point_to_point = PointToPointFigures {
@@ -71,7 +78,11 @@ impl Collectives {
         };
         let [barrier, per_rank, custom_permille, phase] = self.custom;
         let figures = CollectiveFigures {
-            nccl: NcclFacts { cpu: self.cpu, p2p_level: self.p2p_level },
+            nccl: NcclFacts {
+                cpu: self.cpu,
+                p2p_level: self.p2p_level,
+                one_process_memory: self.one_process,
+            },
             kernel: from.figure(ns(self.kernel)),
             nvlink: self.nvlink.with(from),
             pcie: self.pcie.with(from),
@@ -104,4 +115,9 @@ fn launch([kernel, own, nccl]: [u64; 3], from: &Sourced) -> LaunchCosts {
 /// NCCL's own default for peer access.
 pub(super) fn default_level() -> Figure<PathClass> {
     Figure::spec(PathClass::Pxb, "NCCL 2.30 graph/paths.cc: peer access up to PXB unless NCCL_P2P_LEVEL says otherwise")
+}
+
+/// A process's buffers lie where its threads first touch them.
+pub(super) fn at_receiver() -> Figure<SharedMemory> {
+    Figure::assumed(SharedMemory::Receiver, "a buffer is first touched by the thread of its GPU")
 }

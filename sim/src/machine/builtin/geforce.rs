@@ -1,9 +1,9 @@
 //! Boxes of GeForce cards, L40S and PCIe A100.
 
-use super::figures::{Collectives, Ring, default_level};
+use super::figures::{Collectives, Ring, at_receiver, default_level};
 use super::parts::{Build, GB, Sourced, model};
 use super::pcie::{Wires, epyc_fabric, gen4, gen5, short_fabric};
-use crate::machine::{CpuFamily, Figure, LinkKind, Machine, Origin, PathClass};
+use crate::machine::{CpuFamily, Figure, LinkKind, Machine, Origin, PathClass, SharedMemory};
 
 fn measured(source: &'static str) -> Sourced {
     Sourced { origin: Origin::Measured, source }
@@ -20,34 +20,41 @@ fn figures(from: Sourced, cpu: Figure<CpuFamily>, p2p_level: Figure<PathClass>) 
         launch: [4000, 40_000, 80_000],
         cpu,
         p2p_level,
+        one_process: at_receiver(),
         kernel: 6000,
         nvlink: Ring {
             ll_step: 500,
             ll_pass: 520,
+            ll_wire: 2000,
             ll128_step: 1400,
             ll128_channel: 20,
             simple_step: 1000,
             spread: 500,
+            simple_rate: 2000,
             slices: 1,
             finish_permille: 1000,
         },
         pcie: Ring {
             ll_step: 700,
             ll_pass: 1080,
+            ll_wire: 2000,
             ll128_step: 2500,
             ll128_channel: 3,
             simple_step: 4000,
             spread: 500,
+            simple_rate: 60,
             slices: 1,
             finish_permille: 300,
         },
         host: Ring {
             ll_step: 1000,
             ll_pass: 1500,
+            ll_wire: 2000,
             ll128_step: 4000,
             ll128_channel: 2,
             simple_step: 3500,
             spread: 1000,
+            simple_rate: 17,
             slices: 1,
             finish_permille: 300,
         },
@@ -137,17 +144,19 @@ pub(super) fn rtx_5090_dual_turin() -> Machine {
     collectives.pcie = Ring {
         ll_step: 250,
         ll_pass: 600,
+        ll_wire: 2000,
         ll128_step: 1500,
         ll128_channel: 4,
         simple_step: 1300,
         spread: 200,
+        simple_rate: 60,
         slices: 1,
         finish_permille: 200,
     };
     let wires = Wires {
         port: gen5(50_000, "PCIe 5.0 x16 both ways at once"),
         fabric: epyc_fabric(),
-        bounce: Figure::assumed(60 * GB, "host copies; 12 memory channels of DDR5"),
+        bounce: Figure::assumed(250 * GB, "12 channels of DDR5, written and read"),
         between: Some((LinkKind::Xgmi, Figure::measured(99 * GB, "cross-socket copies 51 GB/s one way and 99 both ways, dual Turin"))),
     };
     let summary = "8 RTX 5090 on the root ports of two EPYC 9575F, peer access by a patched driver";
@@ -166,9 +175,13 @@ pub(super) fn l40s() -> Machine {
     let wires = Wires {
         port: gen4(20_000, "PCIe 4.0 x16: 19 GB/s bus bandwidth of two GPUs"),
         fabric: short_fabric(),
-        bounce: Figure::measured(9 * GB, "rings of 4 and 8 collapse to 2 to 5 GB/s: a slow way through the host"),
-        between: Some((LinkKind::Upi, Figure::assumed(20 * GB, "between sockets"))),
+        bounce: Figure::measured(8 * GB, "rings of 4 GPUs: two flows through one socket's memory, 3.6 to 4.7 GB/s each"),
+        between: Some((LinkKind::Upi, Figure::measured(2_200_000_000, "rings of 8 GPUs: one flow each way between the sockets, 1.9 GB/s"))),
     };
+    collectives.one_process = Figure::assumed(
+        SharedMemory::FirstSocket,
+        "one process of nccl-tests gets 1.2 GB/s from 8 GPUs, a process a GPU 1.9: the first crosses the sockets twice",
+    );
     let summary = "8 L40S behind four PCIe 4.0 switches of two, two sockets, slow host memory";
     let peer = Figure::assumed(true, "two GPUs of the node exchange at PCIe speed");
     let mut build = Build::new("8x-l40s", summary, model("L40S"), peer, collectives);

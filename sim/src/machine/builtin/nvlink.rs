@@ -1,6 +1,6 @@
 //! Machines whose GPUs are joined by NVLink.
 
-use super::figures::{Collectives, Ring, default_level};
+use super::figures::{Collectives, Ring, at_receiver, default_level};
 use super::parts::{Build, Fabric, GB, Port, Sourced, model, ns};
 use crate::machine::{CpuFamily, Figure, GpuModel, LinkKind, Machine, Origin, VertexKind};
 
@@ -24,7 +24,7 @@ fn nvswitch(board: Board) -> Machine {
     let port = Port::x16(board.gpu.pcie_gen, rate.clone(), Figure::assumed(ns(320), "half of a same-switch ping-pong, 633 ns"));
     let mut build = Build::new(board.name, board.summary, board.gpu, Figure::spec(true, "NVLink peers"), board.collectives);
     let fabric = Fabric { rate: Figure::assumed(200 * GB, "a socket's I/O fabric"), latency: Figure::assumed(ns(100), "inside a socket") };
-    let bounce = Figure::assumed(60 * GB, "host copies of two GPUs with NCCL_P2P_DISABLE=1 reach 28 GB/s each on two H200");
+    let bounce = Figure::assumed(150 * GB, "8 channels of DDR5, written and read");
     let sockets = [build.socket(0, 1, &bounce), build.socket(1, 1, &bounce)];
     build.link(
         sockets[0],
@@ -52,20 +52,24 @@ fn off_nvlink() -> (Ring, Ring) {
     let pcie = Ring {
         ll_step: 500,
         ll_pass: 700,
+        ll_wire: 2000,
         ll128_step: 2000,
         ll128_channel: 4,
         simple_step: 4000,
         spread: 0,
+        simple_rate: 60,
         slices: 1,
         finish_permille: 550,
     };
     let host = Ring {
         ll_step: 500,
         ll_pass: 1200,
+        ll_wire: 2000,
         ll128_step: 3000,
         ll128_channel: 3,
         simple_step: 4000,
         spread: 0,
+        simple_rate: 27,
         slices: 1,
         finish_permille: 700,
     };
@@ -84,21 +88,24 @@ fn hopper(from: Sourced, launch: [u64; 3]) -> Collectives {
         launch,
         cpu: Figure::assumed(CpuFamily::IntelSapphireRapids, "HGX hosts of that generation"),
         p2p_level: default_level(),
+        one_process: at_receiver(),
         kernel: 3000,
         nvlink: Ring {
             ll_step: 500,
             ll_pass: 520,
+            ll_wire: 2000,
             ll128_step: 1400,
             ll128_channel: 20,
             simple_step: 1000,
             spread: 500,
+            simple_rate: 2000,
             slices: 1,
             finish_permille: 1000,
         },
         pcie,
         host,
-        nvls: Some([25_000, 175, 275, 46_000]),
-        message: [6000, 9500, 100, 330, 900],
+        nvls: Some([25_000, 175, 275, 46_000, 13_000, 265]),
+        message: [1500, 5500, 130, 240, 650],
         custom: [900, 120, 800, 2500],
     }
 }
@@ -160,14 +167,17 @@ pub(super) fn a100() -> Machine {
             launch: [4000, 44_000, 48_000],
             cpu: Figure::assumed(CpuFamily::Amd, "DGX A100 hosts"),
             p2p_level: default_level(),
+            one_process: at_receiver(),
             kernel: 6000,
             nvlink: Ring {
                 ll_step: 700,
                 ll_pass: 800,
+                ll_wire: 2000,
                 ll128_step: 1800,
                 ll128_channel: 15,
                 simple_step: 2000,
                 spread: 500,
+                simple_rate: 2000,
                 slices: 1,
                 finish_permille: 800,
             },
@@ -175,7 +185,7 @@ pub(super) fn a100() -> Machine {
             host,
             nvls: None,
             message: [6000, 9500, 100, 200, 900],
-            custom: [0, 120, 800, 2500],
+            custom: [3000, 300, 762, 2500],
         },
     })
 }
@@ -188,22 +198,25 @@ fn blackwell(from: Sourced, launch: [u64; 3]) -> Collectives {
         launch,
         cpu: Figure::assumed(CpuFamily::IntelEmeraldRapids, "HGX hosts of that generation"),
         p2p_level: default_level(),
+        one_process: at_receiver(),
         kernel: 7500,
         nvlink: Ring {
             ll_step: 700,
             ll_pass: 500,
+            ll_wire: 2000,
             ll128_step: 1800,
             ll128_channel: 30,
             simple_step: 10_000,
             spread: 400,
+            simple_rate: 2000,
             slices: 2,
             finish_permille: 800,
         },
         pcie,
         host,
-        nvls: Some([15_000, 400, 480, 30_000]),
+        nvls: Some([15_000, 400, 480, 30_000, 14_500, 335]),
         message: [2000, 8500, 100, 350, 700],
-        custom: [0, 120, 700, 2500],
+        custom: [4500, 120, 700, 2500],
     }
 }
 
@@ -290,14 +303,17 @@ pub(super) fn v100() -> Machine {
         launch: [4000, 44_000, 48_000],
         cpu: Figure::assumed(CpuFamily::IntelOther, "hosts of 20 cores a socket"),
         p2p_level: default_level(),
+        one_process: at_receiver(),
         kernel: 16_000,
         nvlink: Ring {
             ll_step: 800,
             ll_pass: 1000,
+            ll_wire: 2000,
             ll128_step: 2000,
             ll128_channel: 10,
             simple_step: 2000,
             spread: 500,
+            simple_rate: 2000,
             slices: 1,
             finish_permille: 200,
         },

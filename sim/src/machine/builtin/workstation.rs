@@ -1,6 +1,6 @@
 //! Boxes of RTX PRO 6000.
 
-use super::figures::{Collectives, Ring, default_level};
+use super::figures::{Collectives, Ring, at_receiver, default_level};
 use super::parts::{Build, GB, Sourced, model, ns};
 use super::pcie::{Wires, epyc_fabric, gen5, short_fabric};
 use crate::machine::{CpuFamily, Figure, LinkKind, Machine, Origin, PathClass, Rate};
@@ -27,34 +27,41 @@ fn figures(from: Sourced, cpu: Figure<CpuFamily>, p2p_level: Figure<PathClass>) 
         launch: [2500, 18_600, 28_500],
         cpu,
         p2p_level,
+        one_process: at_receiver(),
         kernel: 3000,
         nvlink: Ring {
             ll_step: 500,
             ll_pass: 520,
+            ll_wire: 2000,
             ll128_step: 1400,
             ll128_channel: 20,
             simple_step: 1000,
             spread: 500,
+            simple_rate: 2000,
             slices: 1,
             finish_permille: 1000,
         },
         pcie: Ring {
             ll_step: 250,
             ll_pass: 600,
+            ll_wire: 2000,
             ll128_step: 1500,
             ll128_channel: 4,
             simple_step: 1300,
             spread: 200,
+            simple_rate: 60,
             slices: 1,
             finish_permille: 200,
         },
         host: Ring {
             ll_step: 514,
             ll_pass: 1209,
+            ll_wire: 2000,
             ll128_step: 3000,
             ll128_channel: 3,
             simple_step: 4445,
             spread: 0,
+            simple_rate: 27,
             slices: 1,
             finish_permille: 785,
         },
@@ -73,19 +80,21 @@ pub(super) fn server() -> Machine {
     collectives.pcie = Ring {
         ll_step: 700,
         ll_pass: 667,
+        ll_wire: 2000,
         ll128_step: 2000,
         ll128_channel: 4,
         simple_step: 9143,
         spread: 0,
+        simple_rate: 60,
         slices: 1,
         finish_permille: 578,
     };
     collectives.message = [1650, 4200, 462, 26, 1150];
-    collectives.custom = [1, 200, 849, 3000];
+    collectives.custom = [1500, 200, 849, 3000];
     let wires = Wires {
         port: gen5(50_000, BOTH_WAYS),
         fabric: short_fabric(),
-        bounce: Figure::measured(51 * GB, "two ring hops through one socket's memory, 26 GB/s each"),
+        bounce: Figure::assumed(150 * GB, "8 channels of DDR5, written and read"),
         between: Some((LinkKind::Upi, Figure::measured(30 * GB, "all-to-all of 8 GPUs: what crosses the sockets of 18 GB/s a GPU"))),
     };
     let summary = "8 RTX PRO 6000 Blackwell Server behind four PCIe 5.0 switches of two, two sockets";
@@ -107,7 +116,7 @@ fn dual_epyc(name: &str, summary: &str, gpu: &str, xgmi: Figure<u64>, from: Sour
     let wires = Wires {
         port: gen5(51_500, "PCIe 5.0 x16 both ways at once on EPYC root ports: 103 GB/s (rtx6kpro)"),
         fabric: epyc_fabric(),
-        bounce: Figure::assumed(60 * GB, "host copies; 12 memory channels of DDR5"),
+        bounce: Figure::assumed(250 * GB, "12 channels of DDR5, written and read"),
         between: Some((LinkKind::Xgmi, xgmi)),
     };
     let mut build = Build::new(name, summary, model(gpu), peers(), collectives);
@@ -150,7 +159,7 @@ fn wrx90_wires() -> Wires {
     let mut port = gen5(50_500, BOTH_WAYS);
     let reads = Figure::measured(16_800_000_000, "4 GPUs all-to-all inside one switch: 164 GB/s by writes, 67 by reads (rtx6kpro)");
     port.rate = Rate { write_bytes_per_s: port.rate.write_bytes_per_s, read_bytes_per_s: reads };
-    Wires { port, fabric: short_fabric(), bounce: Figure::assumed(60 * GB, "host copies; 8 memory channels of DDR5"), between: None }
+    Wires { port, fabric: short_fabric(), bounce: Figure::assumed(150 * GB, "8 channels of DDR5, written and read"), between: None }
 }
 
 fn from_wrx90() -> Sourced {
@@ -205,7 +214,7 @@ pub(super) fn three_switch() -> Machine {
     let wires = Wires {
         port: gen5(53_500, "PCIe 5.0 x16 below a switch: 54 GB/s (rtx6kpro)"),
         fabric: short_fabric(),
-        bounce: Figure::assumed(60 * GB, "host copies"),
+        bounce: Figure::assumed(150 * GB, "8 channels of DDR5, written and read"),
         between: None,
     };
     let sockets = wires.sockets(&mut build, 1);
@@ -235,7 +244,7 @@ pub(super) fn esc8000a() -> Machine {
     let wires = Wires {
         port: gen5(51_500, "GPU to switch: 53.5 GB/s one way, 101 to 103 both ways"),
         fabric: epyc_fabric(),
-        bounce: Figure::assumed(60 * GB, "host copies; 12 memory channels of DDR5"),
+        bounce: Figure::assumed(250 * GB, "12 channels of DDR5, written and read"),
         between: None,
     };
     let sockets = [build.socket(0, 1, &wires.bounce), build.socket(1, 1, &wires.bounce)];
