@@ -78,7 +78,7 @@ fn describe(out: &mut impl Write, machine: &Machine) -> Result<(), Failure> {
     for (name, ring) in [("nvlink", &figures.nvlink), ("pcie", &figures.pcie), ("host", &figures.host)] {
         writeln!(
             out,
-            "  {name}: Ring {{ ll_step: {}, ll_pass: {}, ll_wire: {}, ll128_step: {}, ll128_channel: {}, simple_step: {}, spread: {}, simple_rate: {}, slices: {}, finish_permille: {} }},",
+            "  {name}: Ring::new([{}, {}, {}], [{}, {}], [{}, {}, {}, {}], {}),",
             ns(ring.ll_step.value),
             ns(ring.ll_pass.value),
             ring.ll_wire_permille.value,

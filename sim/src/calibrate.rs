@@ -2,7 +2,7 @@
 
 use crate::collective::{Algorithm, CollectiveError, CollectiveOp, CollectiveRequest, Collectives, GraphMode, Launch, Library, Protocol};
 use crate::import::nccl_tests::Measurement;
-use crate::machine::{Figure, LinkKind, Machine, Origin};
+use crate::machine::{Figure, Link, LinkKind, Machine, Origin};
 use crate::time::Duration;
 
 /// A measured table and the request it answers, but for ranks and sizes.
@@ -168,8 +168,11 @@ fn links(machine: &mut Machine, kind: fn(LinkKind) -> bool) -> Vec<Knob<'_>> {
         .collect()
 }
 
+/// Latencies of links that nobody has measured: tables of collectives tell a step's overhead and its path's latency apart only where
+/// ranks are differently far from each other, so a ping-pong knows better.
 fn latencies(machine: &mut Machine, kind: fn(LinkKind) -> bool) -> Vec<Knob<'_>> {
-    machine.links.iter_mut().filter(|(_, link)| kind(link.kind)).map(|(_, link)| Knob::Time(&mut link.latency)).collect()
+    let open = |link: &Link| kind(link.kind) && link.latency.origin == Origin::Assumed;
+    machine.links.iter_mut().filter(|(_, link)| open(link)).map(|(_, link)| Knob::Time(&mut link.latency)).collect()
 }
 
 fn knobs() -> Vec<(&'static str, Find)> {
@@ -230,11 +233,10 @@ fn knobs() -> Vec<(&'static str, Find)> {
         }),
     ];
     out.extend(nvls);
-    let wires: [(&'static str, Find); 6] = [
+    let wires: [(&'static str, Find); 5] = [
         ("links PCIe", |machine| links(machine, |kind| matches!(kind, LinkKind::Pcie { .. }))),
         ("links memory", |machine| links(machine, |kind| kind == LinkKind::Memory)),
         ("links between sockets", |machine| links(machine, |kind| matches!(kind, LinkKind::Xgmi | LinkKind::Upi))),
-        ("latency of PCIe", |machine| latencies(machine, |kind| matches!(kind, LinkKind::Pcie { .. }))),
         ("latency inside and between sockets", |machine| {
             latencies(machine, |kind| matches!(kind, LinkKind::SocketFabric | LinkKind::Xgmi | LinkKind::Upi))
         }),

@@ -9,7 +9,8 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use moetwin::sim::Duration;
 use moetwin::sim::collective::{
-    Algorithm, CollectiveError, CollectiveOp, CollectiveRequest, Collectives, GraphMode, Launch, Library, Prediction, Protocol, chrome_trace,
+    Algorithm, CollectiveError, CollectiveOp, CollectiveRequest, Collectives, GraphMode, Launch, Library, Prediction, Protocol,
+    chrome_trace,
 };
 use moetwin::sim::machine::Machine;
 use std::path::PathBuf;
@@ -83,7 +84,8 @@ fn named<T, const N: usize>(all: [T; N], name: fn(T) -> &'static str) -> impl Ty
 where
     T: Copy + Send + Sync + 'static,
 {
-    PossibleValuesParser::new(all.map(name)).try_map(move |text| all.into_iter().find(|value| name(*value) == text).ok_or("an unknown name"))
+    PossibleValuesParser::new(all.map(name))
+        .try_map(move |text| all.into_iter().find(|value| name(*value) == text).ok_or("an unknown name"))
 }
 
 /// A size in bytes, with nccl-tests' suffixes.

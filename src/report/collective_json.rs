@@ -117,10 +117,6 @@ fn explain<'a>(row: &'a Row, prediction: &'a Prediction) -> ExplainJson<'a> {
         choice: &prediction.choice,
         candidates: prediction.candidates.iter().map(candidate).collect(),
         steps: prediction.explanation.iter().map(|step| StepJson { what: &step.what, us: step.duration.as_us() }).collect(),
-        figures: prediction
-            .provenance
-            .iter()
-            .map(|(name, origin, source)| FigureJson { name, origin: origin.name(), source })
-            .collect(),
+        figures: prediction.provenance.iter().map(|(name, origin, source)| FigureJson { name, origin: origin.name(), source }).collect(),
     }
 }

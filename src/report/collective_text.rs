@@ -86,7 +86,8 @@ fn explain(out: &mut String, machine: &Machine, row: &Row) {
         p.busbw_bytes_per_s() / 1e9
     );
     if !request.arrivals.is_empty() {
-        let _ = writeln!(out, "  of which {:.2} us pass before the last rank arrives: no link is to blame for them", p.arrival_skew.as_us());
+        let _ =
+            writeln!(out, "  of which {:.2} us pass before the last rank arrives: no link is to blame for them", p.arrival_skew.as_us());
     }
     let _ = writeln!(out, "\nChosen: {} {}\n  {}", p.algorithm, p.protocol, wrap(&format!("{}.", p.choice), 2));
     candidates(out, p);

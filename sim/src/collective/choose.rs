@@ -33,7 +33,8 @@ fn no_algorithm<S: Into<String>>(message: impl Into<String>, have: impl IntoIter
 /// If nothing implements what is forced, or ranks are not connected.
 pub(super) fn choose(network: &Network<'_>, request: &CollectiveRequest, graph: &NcclGraph) -> Result<Choice, CollectiveError> {
     let own = |algorithm: Algorithm, why: String| Choice::of(algorithm, Protocol::Peer, why);
-    if let Some(algorithm @ (Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Hierarchical | Algorithm::Symmetric)) = request.algorithm {
+    if let Some(algorithm @ (Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Hierarchical | Algorithm::Symmetric)) = request.algorithm
+    {
         if request.op != CollectiveOp::AllReduce {
             return Err(no_algorithm(format!("{algorithm} is for all_reduce, not {}", request.op), accepted_for(request.op)));
         }
@@ -79,7 +80,8 @@ fn choose_nccl(machine: &Machine, request: &CollectiveRequest, graph: &NcclGraph
         candidates.push(Candidate::unknown(Algorithm::Ring, Protocol::Ll128));
     }
     let open = |one: &&Candidate| {
-        request.algorithm.is_none_or(|algorithm| algorithm == one.algorithm) && request.protocol.is_none_or(|protocol| protocol == one.protocol)
+        request.algorithm.is_none_or(|algorithm| algorithm == one.algorithm)
+            && request.protocol.is_none_or(|protocol| protocol == one.protocol)
     };
     let Some(&found) = candidates.iter().find(open) else { return Err(nothing_left(request, &candidates)) };
     let Candidate { algorithm, protocol, time_us: expected, .. } = found;

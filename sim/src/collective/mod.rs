@@ -16,8 +16,8 @@ mod tree;
 pub use explain::BoundStep;
 pub use library::Library;
 pub use nccl::{Candidate, GraphMode, NcclGraph, nccl_graph, nccl_times};
-pub use trace::chrome_trace;
 pub use predict::{CollectiveError, Collectives, Prediction, RankTiming, TransferSpan, predict};
+pub use trace::chrome_trace;
 
 use crate::time::Duration;
 use serde::{Deserialize, Serialize};

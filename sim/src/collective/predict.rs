@@ -1,8 +1,8 @@
 //! From a request to a prediction: choose, expand, carry out, remember.
 
 use super::builder::Builder;
-use super::explain::{BoundStep, Explained, explain};
 use super::choose::{Choice, choose};
+use super::explain::{BoundStep, Explained, explain};
 use super::nccl::{Candidate, NcclGraph, nccl_graph};
 use super::plan::Plan;
 use super::{Algorithm, CollectiveOp, CollectiveRequest, Launch, Protocol};

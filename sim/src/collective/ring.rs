@@ -206,7 +206,17 @@ fn one_ring(
         .into_iter()
         .map(|rate| Duration::of_bytes(cost.flow.wire_bytes, rate).scaled(cost.finish_permille, 1000))
         .collect();
-    let mut ring = Ring { order, routes: &routes, finish: &finish, overhead: cost.overhead.scaled(all_loops, loops), loops, steps, slices: cost.slices, by_line: cost.by_line, broadcast };
+    let mut ring = Ring {
+        order,
+        routes: &routes,
+        finish: &finish,
+        overhead: cost.overhead.scaled(all_loops, loops),
+        loops,
+        steps,
+        slices: cost.slices,
+        by_line: cost.by_line,
+        broadcast,
+    };
     let piece = Flow { wire_bytes: cost.flow.wire_bytes.div_ceil(u64::from(cost.slices)), cap: cost.flow.cap };
     ring.push_all(builder, piece, step_bytes, plan);
     Ok(())

@@ -2,10 +2,12 @@
 
 use super::parts::{GB, Sourced, ns};
 use crate::machine::{
-    CollectiveFigures, CpuFamily, Figure, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, PathClass, PointToPointFigures, RingFigures, SharedMemory,
+    CollectiveFigures, CpuFamily, Figure, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, PathClass, PointToPointFigures, RingFigures,
+    SharedMemory,
 };
 
 /// The figures of a ring, in nanoseconds and 10^9 bytes per second.
+#[derive(Clone, Copy)]
 pub(super) struct Ring {
     pub(super) ll_step: u64,
     pub(super) ll_pass: u64,
@@ -15,11 +17,18 @@ pub(super) struct Ring {
     pub(super) simple_step: u64,
     pub(super) spread: u64,
     pub(super) simple_rate: u64,
-    pub(super) slices: u32,
+    pub(super) slices: u64,
     pub(super) finish_permille: u64,
 }
 
 impl Ring {
+    /// LL step, pass and wire thousandths; LL128 step and channel rate; Simple step, spread, rate and slices; finish thousandths.
+    pub(super) const fn new(ll: [u64; 3], ll128: [u64; 2], simple: [u64; 4], finish_permille: u64) -> Self {
+        let [ll_step, ll_pass, ll_wire] = ll;
+        let [ll128_step, ll128_channel] = ll128;
+        let [simple_step, spread, simple_rate, slices] = simple;
+        Self { ll_step, ll_pass, ll_wire, ll128_step, ll128_channel, simple_step, spread, simple_rate, slices, finish_permille }
+    }
     pub(super) fn with(&self, from: &Sourced) -> RingFigures {
         RingFigures {
             ll_step: from.figure(ns(self.ll_step)),
@@ -30,7 +39,7 @@ impl Ring {
             simple_step: from.figure(ns(self.simple_step)),
             simple_spread: from.figure(ns(self.spread)),
             simple_bytes_per_s: from.figure(self.simple_rate * GB),
-            simple_slices: from.figure(self.slices),
+            simple_slices: from.figure(u32::try_from(self.slices).unwrap_or(1)),
             finish_permille: from.figure(self.finish_permille),
         }
     }
@@ -56,7 +65,31 @@ pub(super) struct Collectives {
     pub(super) custom: [u64; 4],
 }
 
+/// What a fit to a machine's tables gave; what its tables do not speak of stays as it is for like machines.
+pub(super) struct Fitted {
+    pub(super) kernel: u64,
+    pub(super) nvlink: Option<Ring>,
+    pub(super) pcie: Option<Ring>,
+    pub(super) host: Option<Ring>,
+    pub(super) nvls: Option<[u64; 6]>,
+    pub(super) message: Option<[u64; 5]>,
+    pub(super) custom: Option<[u64; 4]>,
+    pub(super) launch: Option<[u64; 3]>,
+}
+
 impl Collectives {
+    /// With the figures of a fit.
+    pub(super) fn fitted(mut self, fit: &Fitted) -> Self {
+        self.kernel = fit.kernel;
+        self.nvlink = fit.nvlink.unwrap_or(self.nvlink);
+        self.pcie = fit.pcie.unwrap_or(self.pcie);
+        self.host = fit.host.unwrap_or(self.host);
+        self.nvls = fit.nvls.or(self.nvls);
+        self.message = fit.message.unwrap_or(self.message);
+        self.custom = fit.custom.unwrap_or(self.custom);
+        self.launch = fit.launch.unwrap_or(self.launch);
+        self
+    }
     pub(super) fn build(self) -> (LaunchCosts, CollectiveFigures) {
         let from = &self.from;
         let launch = launch(self.launch, from);
@@ -78,11 +111,7 @@ impl Collectives {
         };
         let [barrier, per_rank, custom_permille, phase] = self.custom;
         let figures = CollectiveFigures {
-            nccl: NcclFacts {
-                cpu: self.cpu,
-                p2p_level: self.p2p_level,
-                one_process_memory: self.one_process,
-            },
+            nccl: NcclFacts { cpu: self.cpu, p2p_level: self.p2p_level, one_process_memory: self.one_process },
             kernel: from.figure(ns(self.kernel)),
             nvlink: self.nvlink.with(from),
             pcie: self.pcie.with(from),
