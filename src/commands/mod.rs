@@ -1,5 +1,6 @@
 //! One file a subcommand.
 
+pub(crate) mod calibrate;
 pub(crate) mod collective;
 mod completions;
 mod graph;
@@ -20,6 +21,8 @@ pub(crate) enum Command {
     Graph(Box<graph::GraphArgs>),
     /// Execute the program with real values
     Run(Box<run::RunArgs>),
+    /// Fit a machine's figures to logs of nccl-tests, and say how well they fit
+    Calibrate(Box<calibrate::CalibrateArgs>),
     /// What a collective takes on a machine, size by size, and why
     Collective(Box<collective::CollectiveArgs>),
     /// Built-in models, and what any configuration says
@@ -37,6 +40,7 @@ impl Command {
             Command::Sim(args) => sim::run(&args),
             Command::Graph(args) => graph::run(&args),
             Command::Run(args) => run::run(&args),
+            Command::Calibrate(args) => calibrate::run(&args),
             Command::Collective(args) => collective::run(&args),
             Command::Model(args) => model::run(&args),
             Command::Machine(args) => machine::run(&args),

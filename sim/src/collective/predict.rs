@@ -2,10 +2,10 @@
 
 use super::builder::Builder;
 use super::choose::{Choice, choose};
-use super::explain::{BoundStep, Explained, explain};
+use super::explain::{BoundStep, Times, explain, provenance};
 use super::nccl::{Candidate, NcclGraph, nccl_graph};
 use super::plan::Plan;
-use super::{Algorithm, CollectiveOp, CollectiveRequest, Launch, Protocol};
+use super::{Algorithm, CollectiveOp, CollectiveRequest, GraphMode, Launch, Protocol};
 use super::{custom, point, ring, tree};
 use crate::machine::{Machine, Origin};
 use crate::network::{Network, RouteError, RunError, Span, run};
@@ -87,7 +87,7 @@ pub struct Prediction {
     pub channels: u32,
     /// Transfers, in order of creation.
     pub transfers: Vec<TransferSpan>,
-    /// What the time consists of, largest first.
+    /// What the time consists of, largest first; empty from [`Collectives::without_explanations`].
     pub explanation: Vec<BoundStep>,
     /// Why this algorithm and protocol.
     pub choice: String,
@@ -97,6 +97,8 @@ pub struct Prediction {
     pub graph: NcclGraph,
     /// Figures used: name, origin and source.
     pub provenance: Vec<(String, Origin, String)>,
+    /// Share of each directed link (`2 * link` forward, `2 * link + 1` backward) that the transfer keeps busy, in millionths of its time.
+    pub link_shares: Arc<[(u32, u64)]>,
     op: CollectiveOp,
     bytes: u64,
 }
@@ -118,7 +120,10 @@ impl Prediction {
 /// # Errors
 /// If the request is contradictory, forces what does not exist, or the machine does not connect its ranks.
 pub fn predict(machine: &Machine, request: &CollectiveRequest) -> Result<Prediction, CollectiveError> {
-    compute(&Network::new(machine), request)
+    let network = Network::new(machine);
+    check(machine, request)?;
+    let graph = nccl_graph(&network, &request.ranks, request.nccl_graph)?;
+    compute(&network, request, graph, true)
 }
 
 /// Collectives of one machine; identical ones (same ranks, size and arrival offsets) are computed once.
@@ -126,12 +131,18 @@ pub fn predict(machine: &Machine, request: &CollectiveRequest) -> Result<Predict
 pub struct Collectives<'m> {
     network: Network<'m>,
     known: BTreeMap<CollectiveRequest, Arc<Prediction>>,
+    graphs: BTreeMap<(Vec<usize>, GraphMode), NcclGraph>,
+    explains: bool,
 }
 
 impl<'m> Collectives<'m> {
     /// Nothing remembered yet.
     pub fn new(machine: &'m Machine) -> Self {
-        Self { network: Network::new(machine), known: BTreeMap::new() }
+        Self { network: Network::new(machine), known: BTreeMap::new(), graphs: BTreeMap::new(), explains: true }
+    }
+    /// The same without [`Prediction::explanation`], which costs a second simulation.
+    pub fn without_explanations(machine: &'m Machine) -> Self {
+        Self { explains: false, ..Self::new(machine) }
     }
     /// The machine.
     pub fn machine(&self) -> &'m Machine {
@@ -155,7 +166,17 @@ impl<'m> Collectives<'m> {
         if let Some(known) = self.known.get(&key) {
             return Ok(Arc::clone(known));
         }
-        let prediction = Arc::new(compute(&self.network, &key)?);
+        check(self.machine(), &key)?;
+        let view = (key.ranks.clone(), key.nccl_graph);
+        let graph = match self.graphs.get(&view) {
+            Some(graph) => graph.clone(),
+            None => {
+                let graph = nccl_graph(&self.network, &key.ranks, key.nccl_graph)?;
+                self.graphs.insert(view, graph.clone());
+                graph
+            }
+        };
+        let prediction = Arc::new(compute(&self.network, &key, graph, self.explains)?);
         self.known.insert(key, Arc::clone(&prediction));
         Ok(prediction)
     }
@@ -214,14 +235,13 @@ fn no_nvls(machine: &Machine) -> CollectiveError {
     CollectiveError::NoAlgorithm { message: format!("{} has no NVLink multicast", machine.name), have: Vec::new() }
 }
 
-fn compute(network: &Network<'_>, request: &CollectiveRequest) -> Result<Prediction, CollectiveError> {
+/// Predicts a request that was checked.
+fn compute(network: &Network<'_>, request: &CollectiveRequest, graph: NcclGraph, explains: bool) -> Result<Prediction, CollectiveError> {
     let machine = network.machine();
-    check(machine, request)?;
     let n = request.ranks.len();
     let mut arrivals = request.arrivals.clone();
     normalise(&mut arrivals);
     arrivals.resize(n, Duration::ZERO);
-    let graph = nccl_graph(network, &request.ranks, request.nccl_graph)?;
     let choice = choose(network, request, &graph)?;
     let kernel = kernel(machine, choice.protocol);
     let begin: Vec<Time> = arrivals.iter().map(|&arrival| Time::ZERO + arrival + kernel).collect();
@@ -252,7 +272,12 @@ fn compute(network: &Network<'_>, request: &CollectiveRequest) -> Result<Predict
             end: span.end.since(Time::ZERO),
         })
         .collect();
-    let Explained { steps, provenance } = explain(&builder, choice.algorithm, choice.protocol, &plan, last_arrival, extra, duration)?;
+    let explanation = if explains {
+        explain(&builder, choice.algorithm, choice.protocol, &plan, Times { skew: last_arrival, extra, duration })?
+    } else {
+        Vec::new()
+    };
+    let provenance = provenance(&builder, choice.algorithm, choice.protocol, &plan);
     let own_kernel = choice.protocol == Protocol::Peer;
     Ok(Prediction {
         duration,
@@ -263,14 +288,27 @@ fn compute(network: &Network<'_>, request: &CollectiveRequest) -> Result<Predict
         protocol: choice.protocol,
         channels: if own_kernel { 0 } else { graph.communicator_channels() },
         transfers,
-        explanation: steps,
+        explanation,
         choice: choice.why,
         candidates: choice.candidates,
         graph,
         provenance,
+        link_shares: link_shares(&plan, duration - last_arrival),
         op: request.op,
         bytes: request.bytes,
     })
+}
+
+/// How long a plan's bytes keep each directed link busy, over the time it takes.
+fn link_shares(plan: &Plan, transfer: Duration) -> Arc<[(u32, u64)]> {
+    let mut busy: BTreeMap<u32, Duration> = BTreeMap::new();
+    for one in &plan.transfers {
+        for &(link, rate) in &plan.routes[one.route as usize].hops {
+            *busy.entry(link).or_default() += Duration::of_bytes(one.wire_bytes, rate);
+        }
+    }
+    let share = |busy: Duration| (u128::from(busy.as_ps()) * 1_000_000 / u128::from(transfer.as_ps().max(1))).min(1_000_000) as u64;
+    busy.into_iter().map(|(link, busy)| (link, share(busy))).filter(|(_, share)| *share > 0).collect()
 }
 
 /// Start and end of a NCCL kernel; an engine's kernel has its own in the barrier's figure.
