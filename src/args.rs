@@ -67,13 +67,14 @@ Tokens of history per sequence; with `--phase prefill` the tokens of the prompt 
     #[arg(long, value_name = "decode|prefill|verify:N", value_parser = parse_phase, help_heading = "Step", long_help = "\
 What the step computes: `decode` one token a sequence, `prefill` the prompt, `verify:N` N drafted tokens a sequence [default: decode]")]
     pub(crate) phase: Option<Phase>,
-    /// How tokens choose experts: uniform, zipf:S or a recorded histogram
+    /// How tokens choose experts: uniform, zipf:S, shakespeare or a recorded histogram
     #[arg(
         long,
-        value_name = "uniform|zipf:S|FILE",
+        value_name = "uniform|zipf:S|shakespeare|FILE",
         help_heading = "Step",
         long_help = "\
-How tokens choose experts: `uniform`, `zipf:S` with exponent S, or a file with a recorded histogram [default: uniform]"
+How tokens choose experts: `uniform`, `zipf:S` with exponent S, `shakespeare` (what the model that ships chose on its own text), or a file \
+with a recorded histogram (a run can record one) [default: uniform]"
     )]
     pub(crate) routing: Option<Routing>,
     /// Speculative decoding: none, eagle3:N or mtp:N
@@ -203,6 +204,8 @@ pub(crate) enum Routing {
     Uniform,
     /// Popularity falls with rank to this power.
     Zipf(f64),
+    /// What the model that ships chose on text of its own.
+    Shakespeare,
     /// A recorded histogram.
     File(PathBuf),
 }
@@ -212,6 +215,7 @@ impl FromStr for Routing {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             _ if text == "uniform" => Ok(Routing::Uniform),
+            _ if text == "shakespeare" => Ok(Routing::Shakespeare),
             Some(("zipf", s)) => match s.parse::<f64>() {
                 Ok(s) if s.is_finite() && (0.0..=10.0).contains(&s) => Ok(Routing::Zipf(s)),
                 _ => Err("zipf takes an exponent from 0 to 10, as in zipf:1.2".to_owned()),

@@ -1,20 +1,29 @@
 //! Prompts in, tokens out: a session driven pass by pass, with a clock beside it.
 
+use crate::digest::digest;
 use crate::error::{Failure, InputError};
 use crate::output;
 use crate::scenario::plan_failure;
+use moetwin::cuda::exec::inject::Injection;
 use moetwin::cuda::exec::{CudaExecutor, CudaOptions};
+use moetwin::cuda::launcher::Launcher;
+use moetwin::cuda::link::Link;
 use moetwin::kernels::reference::Data;
-use moetwin::models::{Deployment, ModelSpec};
+use moetwin::kernels::routing::RoutingHistogram;
+use moetwin::models::spec::Ffn;
+use moetwin::models::{Deployment, ModelSpec, RankId};
 use moetwin::runtime::Executor;
 use moetwin::runtime::reference::{NamedValue, Order, ReferenceExecutor};
 use moetwin::runtime::session::{Session, SessionError, SessionOptions, StepOutput};
 use moetwin::runtime::text::{Sampler, TextModel};
 use moetwin::runtime::weights::{OutTensor, WeightSource, write_to};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Longest wait for GPUs: loading a communicator or running a step on them takes seconds at most.
 const DEVICE_DEADLINE: Duration = Duration::from_secs(60);
+/// How long processes wait for each other to be started: a launcher starts hosts one after the other.
+const MEETING_DEADLINE: Duration = Duration::from_secs(120);
 
 /// What is to be generated.
 pub(crate) struct Job<'a> {
@@ -46,6 +55,8 @@ pub(crate) struct Generated {
     pub(crate) collectives: u64,
     /// The values of the prompts as a safetensors file.
     pub(crate) dump: Vec<u8>,
+    /// Experts chosen for the tokens of the prompts, by layer; only where values are kept.
+    chosen: BTreeMap<u16, Vec<i32>>,
     /// Time of each decode pass.
     passes: Vec<Duration>,
 }
@@ -61,6 +72,17 @@ impl Generated {
         };
         Some((at(0.5)?, at(0.99)?))
     }
+    /// How often each expert was chosen for the prompts, as a file that `--routing` reads.
+    pub(crate) fn routing(&self, spec: &ModelSpec) -> Result<Vec<u8>, Failure> {
+        let mut layers = BTreeMap::new();
+        for (&layer, ids) in &self.chosen {
+            let Some(Ffn::Moe(moe)) = spec.layers.get(usize::from(layer)).map(|l| &l.ffn) else { continue };
+            let mut counts = vec![0u64; moe.experts as usize];
+            ids.iter().filter_map(|id| usize::try_from(*id).ok()).for_each(|id| counts[id] += 1);
+            layers.insert(layer, counts);
+        }
+        serde_json::to_vec(&RoutingHistogram { schema: 1, layers }).map_err(|e| Failure::Running(format!("--record-routing: {e}")))
+    }
     /// New tokens a second over the decode passes, summed over sequences.
     pub(crate) fn tokens_per_s(&self) -> Option<f64> {
         let seconds = self.passes.iter().sum::<Duration>().as_secs_f64();
@@ -75,10 +97,34 @@ pub(crate) fn reference(job: &Job<'_>, capacity: u32) -> ReferenceExecutor<f32> 
     ReferenceExecutor::new(job.deployment.ranks(), capacity, order)
 }
 
+/// How a job runs on GPUs.
+pub(crate) struct OnGpus<'a> {
+    /// Whether decode programs are captured.
+    pub(crate) graphs: bool,
+    /// A fault to inject.
+    pub(crate) inject: Option<Injection>,
+    /// This process's place, where a launcher has started one process a rank.
+    pub(crate) launcher: Option<&'a Launcher>,
+    /// GPUs that this process sees.
+    pub(crate) visible: usize,
+}
+
 /// GPUs with room for `capacity` tokens a sequence.
-pub(crate) fn gpus(job: &Job<'_>, capacity: u32, graphs: bool) -> Result<CudaExecutor, Failure> {
-    let options = CudaOptions { capacity, deadline: DEVICE_DEADLINE, graphs };
-    CudaExecutor::open(job.deployment.ranks(), options).map_err(|e| Failure::Running(e.to_string()))
+pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<CudaExecutor, Failure> {
+    let options = CudaOptions { capacity, deadline: DEVICE_DEADLINE, graphs: how.graphs, inject: how.inject };
+    let running = |e: String| Failure::Running(e);
+    let Some(launcher) = how.launcher else {
+        return CudaExecutor::open(job.deployment.ranks(), options).map_err(|e| running(e.to_string()));
+    };
+    let same = (
+        (&job.spec, &job.deployment, job.prompts, job.max_tokens),
+        (job.order_seed, format!("{:?}", job.sampler), job.stop, job.dump, how.graphs, capacity),
+    );
+    let digest = digest(&same).map_err(|e| running(e.to_string()))?;
+    let link = Link::establish(launcher, &digest, MEETING_DEADLINE).map_err(|e| running(e.to_string()))?;
+    // A launcher that shows each process only its own GPU has numbered it 0.
+    let ordinal = if how.visible == 1 { 0 } else { launcher.local_rank as usize };
+    CudaExecutor::open_one(RankId(launcher.rank), ordinal, launcher.size, link, options).map_err(|e| running(e.to_string()))
 }
 
 /// Runs the job on the executor that `open` makes for a number of tokens a sequence; with `stream`, the first sequence's text is printed as
@@ -99,6 +145,7 @@ pub(crate) fn generate<E: Executor<Number = f32>>(
     let prefill = session.prefill(job.prompts).map_err(failed)?;
     let rows: Vec<u32> = job.prompts.iter().map(|p| if job.dump { p.len() as u32 } else { 1 }).collect();
     let dump = if job.dump { dump(prefill.values.as_slice())? } else { Vec::new() };
+    let chosen = prefill.values.iter().filter_map(chosen_experts).collect();
     let mut text = stream.map(TextModel::stream);
     let mut print = |token: u32| -> Result<(), Failure> {
         match text.as_mut().map(|t| t.push(token)) {
@@ -128,7 +175,16 @@ pub(crate) fn generate<E: Executor<Number = f32>>(
     if let Some(text) = text {
         output::piece(&text.finish().map_err(|e| Failure::Running(e.to_string()))?)?;
     }
-    Ok(Generated { tokens, collectives: session.collectives(), dump, passes })
+    Ok(Generated { tokens, collectives: session.collectives(), dump, chosen, passes })
+}
+
+/// The layer of a value that holds chosen experts, and the experts.
+fn chosen_experts(value: &NamedValue<f32>) -> Option<(u16, Vec<i32>)> {
+    let layer = value.name.strip_prefix("router.")?.strip_suffix(".experts")?.parse().ok()?;
+    match &value.value.data {
+        Data::Int(ids) => Some((layer, ids.clone())),
+        Data::Real(_) => None,
+    }
 }
 
 /// The next token of every sequence.

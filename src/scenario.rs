@@ -9,6 +9,7 @@ use moetwin::kernels::routing::{Distribution, RoutingHistogram};
 use moetwin::models::shard::ShardFault;
 use moetwin::models::spec::Ffn;
 use moetwin::models::{AllToAll, Axis, BuildOptions, Deployment, Graph, Phase, PlanError, Step, plan};
+use moetwin::runtime::builtin;
 use moetwin::runtime::{LowerOptions, Program, lower, verify};
 use moetwin::sim::collective::{GraphMode, Library};
 use moetwin::sim::exec::{Backends, SimOptions};
@@ -159,12 +160,16 @@ fn sim_options(args: &DeploymentArgs, deployment: &Deployment) -> (SimOptions, &
 fn routing(routing: Option<&Routing>, model: &Model) -> Result<Distribution, Failure> {
     let (distribution, text) = match routing.unwrap_or(&Routing::Uniform) {
         Routing::Uniform => return Ok(Distribution::Uniform),
+        Routing::Shakespeare => (Distribution::Histogram(builtin::routing()), "shakespeare".to_owned()),
         Routing::Zipf(exponent) => (Distribution::Zipf { exponent: *exponent }, format!("zipf:{exponent}")),
         Routing::File(path) => {
             let value = path.to_string_lossy().into_owned();
             if !path.exists() {
                 let error = InputError::new("--routing", "is neither a known word nor a file that exists").value(value);
-                return Err(error.names(["uniform", "zipf:1.0"]).accepted(["uniform", "zipf:S", "a routing histogram"]).into());
+                return Err(error
+                    .names(["uniform", "zipf:1.0"])
+                    .accepted(["uniform", "zipf:S", "shakespeare", "a routing histogram"])
+                    .into());
             }
             let text = resolve::read_text("--routing", &value, path)?;
             let histogram: RoutingHistogram = serde_json::from_str(&text).map_err(|e| {
@@ -190,10 +195,11 @@ pub(crate) fn plan_failure(error: &PlanError, d: &Deployment) -> Failure {
         PlanError::Shard(e) => match e.faults.first() {
             Some(ShardFault::NotADivisor { what, value, .. }) => (flag_of(what), Some(*value)),
             Some(ShardFault::Stages { pp, .. }) => ("--pp", Some(*pp)),
-            Some(ShardFault::ContextParallel(dcp)) => ("--dcp", Some(*dcp)),
+            Some(ShardFault::ContextHeads { .. } | ShardFault::ContextForm { .. }) => ("--dcp", Some(d.dcp)),
             Some(ShardFault::AllToAll { .. }) => ("--a2a", None),
             Some(ShardFault::Split(fault)) => match fault.axis {
-                Axis::Tp | Axis::AttnTp | Axis::MoeTp => ("--tp", Some(d.tp)),
+                Axis::Tp | Axis::AttnTp | Axis::MoeTp | Axis::HeadTp => ("--tp", Some(d.tp)),
+                Axis::Dcp => ("--dcp", Some(d.dcp)),
                 Axis::AttnDp => ("--dp-attention", Some(d.dp_attention)),
                 Axis::Ep => ("--ep", Some(d.ep)),
             },
@@ -210,6 +216,7 @@ pub(crate) fn plan_failure(error: &PlanError, d: &Deployment) -> Failure {
 fn flag_of(name: &str) -> &'static str {
     match name {
         "ep" => "--ep",
+        "dcp" => "--dcp",
         "dp-attention" => "--dp-attention",
         _ => "--tp",
     }

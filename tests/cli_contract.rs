@@ -61,7 +61,8 @@ fn deployments_that_cannot_be_are_bad_input() {
     // 384 experts in INT4 groups of 32: 64 ways leave 32 columns, one group; 128 would cut it, but 64 heads refuse first.
     line(&format!("run --model {SMALL} --tp 3 --prompt-ids 1")).refused(&["--tp '3'", "legal"]);
     line("sim --tp 2 --ep 2 --a2a deepep").refused(&["deepep"]);
-    line("sim --tp 4 --dcp 2").refused(&["--dcp '2'"]);
+    line("sim --tp 4 --dcp 3").refused(&["--dcp '3'", "1, 2, 4"]);
+    line("sim --model qwen3-30b-a3b --tp 8 --dcp 4").refused(&["--dcp '4'", "4 heads", "legal dcp: 1, 2"]);
     line("sim --context 9999999").refused(&["--context '9999999'", "262144"]);
     line("sim --phase prefill --context 0").refused(&["--context '0'"]);
     line("sim --routing no/such/file").refused(&["--routing 'no/such/file'", "uniform"]);

@@ -44,7 +44,7 @@ fn examples_run() {
                 .iter()
                 .enumerate()
                 .map(|(i, w)| {
-                    let writes = words[i] == "--out" || words[i] == "--trace" || words[i] == "--dump";
+                    let writes = words[i] == "--out" || words[i] == "--trace" || words[i] == "--dump" || words[i] == "--record-routing";
                     if writes { folder.join(w).to_string_lossy().into_owned() } else { w.clone() }
                 })
                 .collect();

@@ -37,7 +37,7 @@ fn the_documented_fields_are_there() {
 fn splits_and_orders_do_not_change_the_tokens() {
     let tokens = |words: &str| line(&format!("run --prompt-ids 7,8,9,10 --max-tokens 6 --json {words}")).json()["tokens"].clone();
     let whole = tokens("");
-    for words in ["--tp 2", "--ep 2", "--tp 2 --pp 2", "--dp-attention 2", "--ep 2 --a2a nccl", "--seed 5 --tp 2"] {
+    for words in ["--tp 2", "--ep 2", "--tp 2 --pp 2", "--dp-attention 2", "--ep 2 --a2a nccl", "--seed 5 --tp 2", "--tp 2 --dcp 2"] {
         assert_eq!(tokens(words), whole, "{words}");
     }
 }
@@ -60,6 +60,33 @@ fn the_dump_has_logits_hidden_states_and_router_choices() {
         assert_eq!((shape(&format!("router.{layer}.experts")), shape(&format!("router.{layer}.weights"))), (vec![3, 4], vec![3, 4]));
     }
     assert!(dump.get("next_ids").is_none());
+}
+
+/// The shipped histogram is what the shipped model chooses on the text it was compared on.
+#[test]
+fn the_routing_that_ships_is_the_models_own() {
+    let expected: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string("tests/fixtures/shakespeare-moe-int4/expected.json").unwrap()).unwrap();
+    let folder = scratch("routing");
+    let mut sum = moetwin::kernels::routing::RoutingHistogram { schema: 1, layers: Default::default() };
+    for (prompt, greedy) in expected["prompts"].as_array().unwrap().iter().zip(expected["greedy_text"].as_array().unwrap()) {
+        let file = folder.join("counts.json");
+        let text = format!("{}{}", prompt.as_str().unwrap(), greedy.as_str().unwrap());
+        moetwin(&["run", "--prompt", &text, "--max-tokens", "1", "--record-routing", file.to_str().unwrap()]);
+        let counts: moetwin::kernels::routing::RoutingHistogram = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        for (layer, counts) in counts.layers {
+            let total = sum.layers.entry(layer).or_insert_with(|| vec![0; counts.len()]);
+            total.iter_mut().zip(counts).for_each(|(t, c)| *t += c);
+        }
+    }
+    if std::env::var_os("MOETWIN_BLESS").is_some() {
+        fs::write("tests/fixtures/shakespeare-moe-int4/routing.json", serde_json::to_string(&sum).unwrap()).unwrap();
+    }
+    assert_eq!(sum, moetwin::runtime::builtin::routing());
+    let fits = line("sim --machine 2x-rtx-4090 --model shakespeare-moe-int4 --ep 2 --batch 8 --routing shakespeare --json").json();
+    let even = line("sim --machine 2x-rtx-4090 --model shakespeare-moe-int4 --ep 2 --batch 8 --json").json();
+    assert_ne!(fits["step_ms"], even["step_ms"]);
+    line("sim --routing shakespeare").refused(&["--routing 'shakespeare'", "MoE layer 5"]);
 }
 
 #[test]
@@ -91,4 +118,34 @@ fn a_damaged_checkpoint_is_bad_input() {
     ask().refused(&["--model", "model.safetensors"]);
     fs::write(folder.join("model.safetensors"), &whole).unwrap();
     assert_eq!(ask().code, 0);
+}
+
+/// The arguments, in the environment of a launcher.
+fn launched(words: &str, variables: &[(&str, &str)]) -> support::Run {
+    let words: Vec<&str> = words.split_whitespace().collect();
+    let mut command = support::command(&words);
+    for (name, value) in variables {
+        command.env(name, value);
+    }
+    support::finished(command.output().unwrap(), &words)
+}
+
+#[test]
+fn what_launchers_leave_out_or_contradict_is_bad_input() {
+    let run = "run --backend cuda --prompt-ids 1,2";
+    launched(run, &[("RANK", "0")]).refused(&["WORLD_SIZE", "is not set", "all of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"]);
+    let all = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")];
+    launched(&format!("{run} --tp 4"), &all).refused(&["WORLD_SIZE '2'", "4 ranks", "accepted: 4 processes, --tp 2"]);
+    let mut over = all;
+    over[0].1 = "2";
+    launched(run, &over).refused(&["RANK '2'", "accepted: 0 to 1"]);
+    // The CPU reference holds all ranks itself, whoever starts it.
+    assert_eq!(launched("run --prompt-ids 1,2 --max-tokens 1", &over).code, 0);
+}
+
+#[test]
+fn faults_are_read_before_anything_starts() {
+    line("run --inject 0:connect.0:die").refused(&["--inject '0:connect.0:die'", "--backend cuda"]);
+    line("run --backend cuda --inject 0:boot.0:die").refused(&["--inject '0:boot.0:die'", "RANK:PHASE.CALL:KIND", "warm-up"]);
+    line("run --backend cuda --tp 2 --inject 2:connect.0:die").refused(&["rank 2 of 2"]);
 }

@@ -17,12 +17,12 @@ __device__ __forceinline__ u32 acquire_load(const u32* p) {
 
 // Every block tells its twin on every rank that it has arrived, and waits for theirs. Flags: [2 parities][blocks][ranks].
 // A peer that never comes sets `error` after `bound` polls instead of hanging the device.
-__device__ __forceinline__ void block_barrier(const Peers& peers, int rank, int ranks, u32 epoch, u32 bound, u32* error) {
+__device__ __forceinline__ void block_barrier(const Peers* peers, int rank, int ranks, u32 epoch, u32 bound, u32* error) {
     __syncthreads();
     if (threadIdx.x < ranks) {
         const u32 slot = ((epoch & 1) * gridDim.x + blockIdx.x) * MAX_RANKS;
-        release_store(peers.flags[threadIdx.x] + slot + rank, epoch);
-        const u32* mine = peers.flags[rank] + slot + threadIdx.x;
+        release_store(peers->flags[threadIdx.x] + slot + rank, epoch);
+        const u32* mine = peers->flags[rank] + slot + threadIdx.x;
         u32 polls = 0;
         while ((int)(acquire_load(mine) - epoch) < 0)
             if (++polls > bound) { atomicExch(error, 1u + threadIdx.x); break; }
@@ -32,16 +32,16 @@ __device__ __forceinline__ void block_barrier(const Peers& peers, int rank, int 
 
 // out = sum over ranks, in rank order, of each rank's staged copy. The staging buffer holds two parities of `capacity` elements, so that a rank may
 // run one call ahead. `epochs[block]` is this rank's count of calls of that block.
-extern "C" __global__ void all_reduce_one_shot(const bf16* in, bf16* out, const Peers peers, u32* epochs, u32* error, int rank, int ranks, u64 n, u64 capacity, u32 bound) {
+extern "C" __global__ void all_reduce_one_shot(const bf16* in, bf16* out, const Peers* peers, u32* epochs, u32* error, int rank, int ranks, u64 n, u64 capacity, u32 bound) {
     const u32 epoch = epochs[blockIdx.x] + 1;
     const u64 start = (u64)blockIdx.x * blockDim.x + threadIdx.x, step = (u64)gridDim.x * blockDim.x;
-    bf16* staged = (bf16*)peers.data[rank] + (epoch & 1) * capacity;
+    bf16* staged = (bf16*)peers->data[rank] + (epoch & 1) * capacity;
     for (u64 i = start; i < n; i += step) staged[i] = in[i];
     block_barrier(peers, rank, ranks, epoch, bound, error);
     for (u64 i = start; i < n; i += step) {
         float sum = 0.f;
         for (int r = 0; r < ranks; ++r) {
-            const bf16* peer = (const bf16*)peers.data[r] + (epoch & 1) * capacity;
+            const bf16* peer = (const bf16*)peers->data[r] + (epoch & 1) * capacity;
             sum += f32(peer[i]);
         }
         out[i] = to_bf16(sum);

@@ -9,7 +9,8 @@ use std::ops::Range;
 /// A set of ranks inside one pipeline stage along which tensors are cut or summed.
 ///
 /// Within a stage of `tp` ranks, rank `t` has attention coordinates `t = dp_index * attn_tp + attn_tp_index`
-/// and expert coordinates `t = ep_index * moe_tp + moe_tp_index`.
+/// and expert coordinates `t = ep_index * moe_tp + moe_tp_index`. Decode context parallelism cuts the attention coordinate
+/// again: `attn_tp_index = head_tp_index * dcp + dcp_index`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
@@ -23,11 +24,15 @@ pub enum Axis {
     Ep,
     /// Ranks that hold different slices of the same experts.
     MoeTp,
+    /// Ranks with the same place in their decode-context group: heads are cut over them once a query is gathered over [`Axis::Dcp`].
+    HeadTp,
+    /// Ranks of an attention group that hold different rows of the same KV cache.
+    Dcp,
 }
 
 impl Axis {
     /// Every axis.
-    pub const ALL: [Axis; 5] = [Axis::Tp, Axis::AttnTp, Axis::AttnDp, Axis::Ep, Axis::MoeTp];
+    pub const ALL: [Axis; 7] = [Axis::Tp, Axis::AttnTp, Axis::AttnDp, Axis::Ep, Axis::MoeTp, Axis::HeadTp, Axis::Dcp];
 
     /// Name as in graph text.
     pub fn name(self) -> &'static str {
@@ -37,6 +42,8 @@ impl Axis {
             Axis::AttnDp => "attn_dp",
             Axis::Ep => "ep",
             Axis::MoeTp => "moe_tp",
+            Axis::HeadTp => "head_tp",
+            Axis::Dcp => "dcp",
         }
     }
 }
@@ -125,6 +132,8 @@ impl Deployment {
             Axis::AttnDp => self.dp_attention,
             Axis::Ep => self.ep,
             Axis::MoeTp => self.tp / self.ep,
+            Axis::HeadTp => self.tp / self.dp_attention / self.dcp,
+            Axis::Dcp => self.dcp,
         }
     }
     /// Position of a rank along an axis.
@@ -136,6 +145,8 @@ impl Deployment {
             Axis::AttnDp => t / self.axis_size(Axis::AttnTp),
             Axis::Ep => t / self.axis_size(Axis::MoeTp),
             Axis::MoeTp => t % self.axis_size(Axis::MoeTp),
+            Axis::HeadTp => t % self.axis_size(Axis::AttnTp) / self.dcp,
+            Axis::Dcp => t % self.axis_size(Axis::AttnTp) % self.dcp,
         }
     }
     /// The ranks that `rank` talks to along an axis, itself included, in axis order.
@@ -150,8 +161,15 @@ impl Deployment {
                 Axis::AttnDp => same(other, Axis::AttnTp),
                 Axis::Ep => same(other, Axis::MoeTp),
                 Axis::MoeTp => same(other, Axis::Ep),
+                Axis::HeadTp => same(other, Axis::AttnDp) && same(other, Axis::Dcp),
+                Axis::Dcp => same(other, Axis::AttnDp) && same(other, Axis::HeadTp),
             })
             .collect()
+    }
+    /// Cache rows of a sequence that `rank` holds when the sequence has `rows` in all: row `r` is on rank `r % dcp` of its group.
+    pub fn context_rows(&self, rows: u64, rank: RankId) -> u64 {
+        let index = u64::from(self.axis_index(Axis::Dcp, rank));
+        rows.saturating_sub(index).div_ceil(u64::from(self.dcp))
     }
     /// Pipeline stage of a rank.
     pub fn stage(&self, rank: RankId) -> u32 {
@@ -181,10 +199,7 @@ impl Deployment {
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_axis_partitions_the_stage() {
-        let d = Deployment { tp: 8, pp: 2, dp_attention: 4, ep: 2, replicas: 2, ..Deployment::default() };
-        assert_eq!(d.ranks(), 32);
+    fn every_axis_of(d: &Deployment) {
         for axis in Axis::ALL {
             for rank in (0..d.ranks()).map(RankId) {
                 let group = d.group(axis, rank);
@@ -192,6 +207,28 @@ mod tests {
                 assert_eq!(group[d.axis_index(axis, rank) as usize], rank);
             }
         }
+    }
+
+    #[test]
+    fn a_context_is_dealt_out_row_by_row() {
+        let d = Deployment { tp: 8, dcp: 4, ..Deployment::default() };
+        for rows in 0..20u64 {
+            for rank in (0..8).map(RankId) {
+                let index = u64::from(d.axis_index(Axis::Dcp, rank));
+                assert_eq!(d.context_rows(rows, rank), (0..rows).filter(|r| r % 4 == index).count() as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn every_axis_partitions_the_stage() {
+        for dcp in [1, 2] {
+            let d = Deployment { tp: 8, pp: 2, dp_attention: 2, ep: 2, dcp, replicas: 2, ..Deployment::default() };
+            every_axis_of(&d);
+        }
+        let d = Deployment { tp: 8, pp: 2, dp_attention: 4, ep: 2, replicas: 2, ..Deployment::default() };
+        assert_eq!(d.ranks(), 32);
+        every_axis_of(&d);
         assert_eq!(d.group(Axis::AttnDp, RankId(9)), [9, 11, 13, 15].map(RankId));
         assert_eq!(d.stage(RankId(9)), 1);
         assert_eq!(d.peer_in_stage(RankId(9), 0), RankId(1));

@@ -49,7 +49,8 @@ pub enum Dim {
     Tokens,
     /// Rows that reach the head (see [`crate::LogitsRows`]); sharded over [`Axis::AttnDp`] by whole sequences.
     LogitsRows,
-    /// Rows of the KV cache of all sequences of the step; sharded over [`Axis::AttnDp`] by whole sequences.
+    /// Rows of the KV cache of all sequences of the step; sharded over [`Axis::AttnDp`] by whole sequences, over [`Axis::Dcp`] row by row
+    /// (row `r` of a sequence is on rank `r % dcp`).
     KvRows,
     /// Token rows received by an all-to-all dispatch: one slot for every token of every rank of the group.
     Received,

@@ -245,11 +245,19 @@ impl Graph {
         let rows = rows_of(sequences);
         match axes.find(|a| *a != Axis::AttnDp) {
             None => start..start + rows,
+            // Dealt out row by row, so no range of replica-wide numbers: counted from 0.
+            Some(Axis::Dcp) => 0..self.context_rows(by_sequence, rank),
             Some(a) => {
                 let c = chunk(rows, d.axis_index(a, rank), d.axis_size(a));
                 start + c.start..start + c.end
             }
         }
+    }
+    /// Cache rows that `rank` holds under decode context parallelism, of its own sequences or of its replica's.
+    fn context_rows(&self, by_sequence: bool, rank: RankId) -> u64 {
+        let d = &self.deployment;
+        let held = if by_sequence { d.attention_sequences(&self.step, rank) } else { d.replica_sequences(&self.step, rank) };
+        self.step.sequences[held].iter().map(|s| d.context_rows(u64::from(s.past) + u64::from(s.new), rank)).sum()
     }
     /// Slots each source rank has in a dispatch buffer: the most rows any rank of the group may send.
     pub fn received_slots(&self, rank: RankId) -> u64 {

@@ -55,6 +55,8 @@ pub enum Op {
         qk_norm_eps: Option<f64>,
     },
     /// `(q[T, heads], cache[KvRows, k | v][, sinks[heads]]) -> o[T, heads * head_dim]`, causal within each sequence.
+    /// With `split_context` a rank attends to the cache rows that it holds and also returns the logarithm of each head's sum of exponentials:
+    /// `-> (o[T, heads * head_dim, dcp], lse[T, heads, dcp])`, both cut over dcp in their last dimension. Only the first rank of dcp counts the sinks.
     GqaAttention {
         /// Dimensions of a head.
         head_dim: u32,
@@ -62,6 +64,9 @@ pub enum Op {
         scale: f64,
         /// Only this many latest tokens (the token itself included).
         window: Option<u32>,
+        /// Whether the cache rows are cut over the ranks of decode context parallelism.
+        #[serde(default, skip_serializing_if = "is_false")]
+        split_context: bool,
     },
     /// MLA: `(qkv_a[T, q_lora | kv_lora | rope], q_norm[q_lora], kv_norm[kv_lora]) -> (q_a[T, q_lora], latent[T, kv_lora | rope])`;
     /// without query compression `(kv_a[T, kv_lora | rope], kv_norm) -> (latent)`. The rope part passes through.
@@ -94,6 +99,7 @@ pub enum Op {
     },
     /// MLA, absorbed: `(q_latent[T, heads * (kv_lora | rope)], cache[KvRows, kv_lora | rope][, selection[T, k]]) -> o_latent[T, heads * kv_lora]`,
     /// causal within each sequence. With a selection ([`Op::SparseIndex`]) only the selected rows are read; cost only.
+    /// With `split_context` as in [`Op::GqaAttention`]: `-> (o_latent[T, heads * kv_lora, dcp], lse[T, heads, dcp])`.
     MlaDecode {
         /// Rank of the key-value compression.
         kv_lora: u32,
@@ -101,7 +107,13 @@ pub enum Op {
         scale: f64,
         /// Tokens that sparse attention reads at most.
         sparse_topk: Option<u32>,
+        /// Whether the cache rows are cut over the ranks of decode context parallelism.
+        #[serde(default, skip_serializing_if = "is_false")]
+        split_context: bool,
     },
+    /// `(o[T, heads * w, dcp], lse[T, heads, dcp]) -> o[T, heads * w]`: what a rank's own cache rows contribute, `o exp(lse_own - log sum exp(lse))`
+    /// over the ranks of dcp, so that the sum over those ranks is attention over the whole context. A head without any row contributes zeros.
+    MergeContext,
     /// MLA, absorbed: `(o_latent[T, heads * kv_lora], kv_b[heads * (nope | v), kv_lora]) -> o[T, heads * v]`: per head `W_UV o_latent`.
     MlaExpandValue {
         /// Dimensions of a query head without position.
@@ -199,6 +211,12 @@ pub enum Op {
         /// Stage that receives.
         to: u16,
     },
+}
+
+/// For parameters that are seldom there: a graph without them reads as if they did not exist.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_false(b: &bool) -> bool {
+    !b
 }
 
 /// What a [`Op::Linear`] computes.
@@ -309,6 +327,7 @@ impl Op {
             Op::MlaRope { .. } => "mla_rope",
             Op::MlaAbsorbQuery { .. } => "mla_absorb_query",
             Op::MlaDecode { .. } => "mla_decode",
+            Op::MergeContext => "merge_context",
             Op::MlaExpandValue { .. } => "mla_expand_value",
             Op::MlaExpandKv => "mla_expand_kv",
             Op::MlaPrefill { .. } => "mla_prefill",
@@ -349,6 +368,7 @@ impl Op {
             | Op::MlaRope { .. }
             | Op::MlaDecode { .. }
             | Op::MlaPrefill { .. }
+            | Op::MergeContext
             | Op::LinearAttention { .. }
             | Op::SparseIndex { .. } => OpClass::AttentionCore,
             Op::Route { .. } | Op::PlaceExperts => OpClass::Router,

@@ -24,7 +24,8 @@ pub enum PlanError {
 
 /// Builds, shards and verifies.
 pub fn plan(spec: &ModelSpec, step: &Step, deployment: &Deployment, options: &BuildOptions) -> Result<Graph, PlanError> {
-    let graph = build::forward(spec, step, options)?;
+    let options = BuildOptions { absorbed: options.absorbed || deployment.dcp > 1, ..*options };
+    let graph = build::forward(spec, step, &options)?;
     let graph = shard(&graph, deployment)?;
     verify(&graph).map_err(PlanError::Verify)?;
     Ok(graph)

@@ -2,6 +2,7 @@
 
 use crate::text::{TextError, TextModel};
 use crate::weights::{Checkpoint, CheckpointError, CheckpointWeights, Layers};
+use moetwin_kernels::routing::RoutingHistogram;
 use moetwin_models::ModelSpec;
 use moetwin_models::config::{self, ConfigError};
 
@@ -11,6 +12,10 @@ pub const NAME: &str = "shakespeare-moe-int4";
 pub const CONFIG: &str = include_str!("../../tests/fixtures/shakespeare-moe-int4/config.json");
 const WEIGHTS: &[u8] = include_bytes!("../../tests/fixtures/shakespeare-moe-int4/model.safetensors");
 const TOKENIZER: &[u8] = include_bytes!("../../tests/fixtures/shakespeare-moe-int4/tokenizer.json");
+
+/// How often each expert was chosen for the prompts and the greedy text of the model's `expected.json`: `moetwin run
+/// --record-routing` writes such files.
+const ROUTING: &str = include_str!("../../tests/fixtures/shakespeare-moe-int4/routing.json");
 
 /// What it is.
 pub fn spec() -> Result<ModelSpec, ConfigError> {
@@ -25,6 +30,11 @@ pub fn weights(spec: &ModelSpec, layers: Layers) -> Result<CheckpointWeights, Ch
 /// Its tokenizer; `spec` is [`spec`]'s.
 pub fn text(spec: &ModelSpec) -> Result<TextModel, TextError> {
     TextModel::from_bytes(&format!("{NAME}/tokenizer.json"), TOKENIZER, spec.vocab)
+}
+
+/// Which experts it chooses on text of its own: a real routing, neither uniform nor a law.
+pub fn routing() -> RoutingHistogram {
+    serde_json::from_str(ROUTING).expect("the histogram that ships is one")
 }
 
 #[cfg(test)]

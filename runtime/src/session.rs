@@ -159,7 +159,7 @@ impl<'a, E: Executor> Session<'a, E> {
     }
 
     fn program(&mut self, step: Step, dump: bool) -> Result<Program, SessionError> {
-        let graph = plan(self.spec, &step, &self.options.deployment, &BuildOptions { dump })?;
+        let graph = plan(self.spec, &step, &self.options.deployment, &BuildOptions { dump, ..BuildOptions::default() })?;
         let program = lower(graph, self.options.lower)?;
         verify(&program).map_err(SessionError::Program)?;
         self.collectives = collectives(&program);

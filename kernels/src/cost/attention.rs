@@ -2,7 +2,7 @@
 
 use super::local::{Local, product, total};
 use super::{CostFacts, CostShape};
-use moetwin_models::{Op, Sequence};
+use moetwin_models::{Axis, Op, Sequence};
 
 /// Width of a lightning-indexer key and heads of its queries: `index_head_dim` and `index_n_heads` of DeepSeek-V3.2's config.json.
 const INDEX_HEAD_DIM: u64 = 128;
@@ -23,17 +23,25 @@ enum Reach {
 }
 
 impl Reach {
-    /// Cache rows that a sequence's new tokens read, each counted once.
-    fn rows(self, s: Sequence) -> u64 {
+    /// Cache rows of this rank that a sequence's new tokens read, each counted once.
+    fn rows(self, s: Sequence, turn: Turn) -> u64 {
         let (new, all) = (u64::from(s.new), u64::from(s.past) + u64::from(s.new));
         match self {
-            Reach::All => all,
-            Reach::Window(w) => all.min(w.max(1) + new - 1),
+            Reach::All => turn.rows(all),
+            Reach::Window(w) => turn.rows(all) - turn.rows(all.saturating_sub(w.max(1).saturating_add(new - 1))),
             Reach::Selected(k) => all.min(k.saturating_mul(new)),
         }
     }
-    /// Token-row pairs that are scored: for the token at position `p`, `p + 1` rows, or as many as it reaches.
-    fn pairs(self, s: Sequence) -> u64 {
+    /// Pairs of a token and a row of this rank that are scored: for the token at position `p`, `p + 1` rows, or as many as it reaches.
+    fn pairs(self, s: Sequence, turn: Turn) -> u64 {
+        if turn.of > 1 {
+            let window = if let Reach::Window(w) = self { w.max(1) } else { u64::MAX };
+            let (before, last) = (u64::from(s.past), u64::from(s.past) + u64::from(s.new));
+            let rows = |tokens: u64| turn.sum_of_rows(tokens);
+            let all = rows(last) - rows(before);
+            let hidden = rows(last.saturating_sub(window)) - rows(before.saturating_sub(window));
+            return u64::try_from(all - hidden).unwrap_or(u64::MAX);
+        }
         let (first, new) = (u64::from(s.past) + 1, u64::from(s.new));
         let limit = match self {
             Reach::All => u64::MAX,
@@ -47,6 +55,34 @@ impl Reach {
     }
 }
 
+/// A rank's turn where contexts are dealt out row by row.
+#[derive(Clone, Copy)]
+struct Turn {
+    index: u64,
+    of: u64,
+}
+
+impl Turn {
+    fn of(local: &Local<'_>) -> Self {
+        let d = &local.graph.deployment;
+        let dealt = matches!(local.node.op, Op::GqaAttention { split_context: true, .. } | Op::MlaDecode { split_context: true, .. });
+        match dealt {
+            true => Self { index: u64::from(d.axis_index(Axis::Dcp, local.rank)), of: u64::from(d.dcp) },
+            false => Self { index: 0, of: 1 },
+        }
+    }
+    /// Rows among the first `tokens`.
+    fn rows(self, tokens: u64) -> u64 {
+        tokens.saturating_sub(self.index).div_ceil(self.of)
+    }
+    /// `rows(1) + rows(2) + .. + rows(tokens)`.
+    fn sum_of_rows(self, tokens: u64) -> u128 {
+        let counted = u128::from(tokens.saturating_sub(self.index));
+        let (full, rest) = (counted / u128::from(self.of), counted % u128::from(self.of));
+        u128::from(self.of) * full * (full + 1) / 2 + rest * (full + 1)
+    }
+}
+
 /// Totals over the sequences of a rank.
 struct Totals {
     batch: u64,
@@ -56,11 +92,12 @@ struct Totals {
 }
 
 fn totals(local: &Local<'_>, reach: Reach) -> Totals {
+    let turn = Turn::of(local);
     local.sequences().fold(Totals { batch: 0, tokens: 0, rows: 0, pairs: 0 }, |t, s| Totals {
         batch: t.batch + 1,
         tokens: t.tokens + u64::from(s.new),
-        rows: t.rows.saturating_add(reach.rows(s)),
-        pairs: t.pairs.saturating_add(reach.pairs(s)),
+        rows: t.rows.saturating_add(reach.rows(s, turn)),
+        pairs: t.pairs.saturating_add(reach.pairs(s, turn)),
     })
 }
 
@@ -181,15 +218,27 @@ mod tests {
                         // Every token picks other rows than the ones before it, as far as there are any.
                         Reach::Selected(k) => (0..=p).rev().take(k as usize).collect(),
                     };
+                    let whole = Turn { index: 0, of: 1 };
+                    for (index, of) in [(0, 1), (0, 2), (1, 2), (2, 3)] {
+                        let turn = Turn { index, of };
+                        for reach in [Reach::All, Reach::Window(limit)] {
+                            let own = |p: u64| seen(reach, p).into_iter().filter(|r| r % of == index).collect::<Vec<u64>>();
+                            let mut rows: Vec<u64> = (past..past + new).flat_map(|p| own(u64::from(p))).collect();
+                            assert_eq!(reach.pairs(s, turn), rows.len() as u64, "{past} + {new}, {limit}, {index} of {of}");
+                            rows.sort_unstable();
+                            rows.dedup();
+                            assert_eq!(reach.rows(s, turn), rows.len() as u64, "{past} + {new}, {limit}, {index} of {of}");
+                        }
+                    }
                     for reach in [Reach::All, Reach::Window(limit), Reach::Selected(limit)] {
                         let per_token: Vec<Vec<u64>> = (past..past + new).map(|p| seen(reach, u64::from(p))).collect();
-                        assert_eq!(reach.pairs(s), per_token.iter().map(|r| r.len() as u64).sum::<u64>(), "{past} + {new}, {limit}");
+                        assert_eq!(reach.pairs(s, whole), per_token.iter().map(|r| r.len() as u64).sum::<u64>(), "{past} + {new}, {limit}");
                         let mut rows: Vec<u64> = per_token.concat();
                         rows.sort_unstable();
                         rows.dedup();
                         match reach {
-                            Reach::Selected(_) => assert!(reach.rows(s) >= rows.len() as u64),
-                            _ => assert_eq!(reach.rows(s), rows.len() as u64),
+                            Reach::Selected(_) => assert!(reach.rows(s, whole) >= rows.len() as u64),
+                            _ => assert_eq!(reach.rows(s, whole), rows.len() as u64),
                         }
                     }
                 }

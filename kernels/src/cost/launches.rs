@@ -10,6 +10,7 @@
 //! | routed experts | token alignment, gate and up, activation, down, weighted sum (Marlin and Triton paths alike) |
 //! | linear attention | convolution, gated delta rule, gated norm |
 //! | sparse index | scores, top-k |
+//! | merging a dealt-out context | one; the gathers and the sum around it are exchanges of their own |
 //! | all others | one |
 //!
 //! Routed experts and MLA as in SGLang's `fused_marlin_moe` and `forward_absorb_prepare` (read in 2026); the others follow from what

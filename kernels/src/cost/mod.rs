@@ -111,6 +111,7 @@ pub fn facts(graph: &Graph, node: NodeId, rank: RankId, routing: &dyn RoutingLoa
         | Op::SigmoidScale
         | Op::QkNorm { .. }
         | Op::MlaNorm { .. }
+        | Op::MergeContext
         | Op::Route { .. }
         | Op::PlaceExperts
         | Op::Argmax => elementwise(&local),

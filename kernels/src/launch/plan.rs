@@ -130,7 +130,7 @@ impl Plan<'_> {
                 self.rows("attention.cu", "qk_norm", rows, 1, 4 * q.max(k), args)
             }
             Op::QkvPrepare { head_dim, rope, qk_norm_eps } => self.qkv_prepare(*head_dim, rope.as_ref(), *qk_norm_eps),
-            Op::GqaAttention { head_dim, scale, window } => {
+            Op::GqaAttention { head_dim, scale, window, split_context: false } => {
                 let (rows, columns) = self.matrix_out(0)?;
                 let d = u64::from(*head_dim);
                 let (_, cache) = self.matrix(self.node.inputs[1])?;
@@ -240,7 +240,7 @@ impl Plan<'_> {
                 ];
                 self.rows("attention.cu", "mla_expand_kv", n.div_ceil(u64::from(WARPS)), rows, 0, args)
             }
-            Op::MlaDecode { kv_lora, scale, sparse_topk: None } => {
+            Op::MlaDecode { kv_lora, scale, sparse_topk: None, split_context: false } => {
                 let (rows, columns) = self.matrix_out(0)?;
                 let (_, width) = self.matrix(self.node.inputs[1])?;
                 let kv = u64::from(*kv_lora);

@@ -5,7 +5,7 @@
 use super::array::{Array, Data};
 use super::real::Real;
 use moetwin_models::graph::SplitError;
-use moetwin_models::{Dim, Graph, RankId, TensorId};
+use moetwin_models::{Axis, Dim, Graph, RankId, Segment, TensorId};
 use std::ops::Range;
 
 /// The index ranges along dimension `dim` of `whole` that `rank` holds of `part`, counted from what `rank` holds of `whole`.
@@ -16,19 +16,21 @@ use std::ops::Range;
 pub fn held_ranges(graph: &Graph, whole: TensorId, part: TensorId, dim: u8, rank: RankId) -> Result<Vec<Range<usize>>, SplitError> {
     let tensor = &graph.tensors[part];
     if let (Some(Dim::Packed(segments)), Some(axis)) = (tensor.shape.get(usize::from(dim)), tensor.layout.shard_axis(dim)) {
-        let (index, parts) = (graph.deployment.axis_index(axis, rank), graph.deployment.axis_size(axis));
+        let cut = |axis: Axis| (axis, graph.deployment.axis_index(axis, rank), graph.deployment.axis_size(axis));
+        let units = |s: &Segment, (axis, index, parts): (Axis, u32, u32)| {
+            let fault = || SplitError { tensor: tensor.name.clone(), dim, size: u64::from(s.units), axis, parts };
+            s.part(index, parts).ok_or_else(fault)
+        };
+        // What the rank holds of `whole` may itself be a part: heads of a decode-context group.
+        let outer = graph.tensors[whole].layout.shard_axis(dim).map(cut);
         let mut first = 0;
         let ranges = segments.iter().map(|s| {
-            let units = s.part(index, parts).ok_or_else(|| SplitError {
-                tensor: tensor.name.clone(),
-                dim,
-                size: u64::from(s.units),
-                axis,
-                parts,
-            })?;
+            let held = outer.map_or(Ok(0..s.units), |outer| units(s, outer))?;
+            let part = units(s, cut(axis))?;
             let (start, width) = (first, s.width as usize);
-            first += s.units as usize * width;
-            Ok(start + units.start as usize * width..start + units.end as usize * width)
+            first += held.len() * width;
+            let at = |unit: u32| start + unit.saturating_sub(held.start) as usize * width;
+            Ok(at(part.start)..at(part.end))
         });
         return ranges.collect();
     }

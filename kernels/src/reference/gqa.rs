@@ -2,7 +2,7 @@
 
 use super::LocalContext;
 use super::array::Array;
-use super::attention::{Queries, attend};
+use super::attention::{Queries, attend, attended, take_rows};
 use super::elementwise::norm_row;
 use super::error::ReferenceError;
 use super::matmul::{for_rows, tiles};
@@ -81,6 +81,7 @@ pub(super) fn prepare<T: Real>(
     for_rows(q, q_width, |token, out| transform.apply(token, &qkv.row(token)[..q_width], out));
     let transform = HeadTransform { norm: k_norm, ..transform };
     for (token, row) in appended_rows(context.sequences).enumerate() {
+        let Some(row) = row else { continue };
         let (k, v) = cache[row * kv_width..(row + 1) * kv_width].split_at_mut(k_width);
         let kv = &qkv.row(token)[q_width..];
         transform.apply(token, &kv[..k_width], k);
@@ -112,8 +113,7 @@ pub(super) fn attention<T: Real>(
     let sinks = if operands.len() == 3 { Some(operands.vector_of(2, "sinks", heads)?) } else { None };
     check_tokens(&operands, context.sequences, q.rows, "q")?;
     check_cache(&operands, context.sequences, cache.rows)?;
-    let [out] = operands.results(outputs)?;
-    let out = operands.result(out, "o", q.rows, q.cols)?;
+    let (out, mut lse) = attended(&operands, outputs, "o", q.rows, q.cols, heads)?;
     let (q, cache) = (q.view(), cache.view());
     let mut rest = view_mut(out, q.nrows(), q.ncols());
     let mut token = 0;
@@ -121,6 +121,7 @@ pub(super) fn attention<T: Real>(
     for s in context.sequences {
         let (out, tail) = rest.split_at(Axis(0), s.new_tokens());
         rest = tail;
+        let mut sums = take_rows(&mut lse, s.new_tokens()).map(|l| tiles(l, 1, 1).into_iter());
         let q = q.slice_move(s![token..token + s.new_tokens(), ..]);
         let kv = cache.slice_move(s![s.cache_start..s.cache_start + s.kv_rows(), ..]);
         for (head, out) in tiles(out, 1, head_dim).into_iter().enumerate().take(heads) {
@@ -130,10 +131,13 @@ pub(super) fn attention<T: Real>(
                 scores: vec![(q.slice_move(s![.., head * head_dim..(head + 1) * head_dim]), kv.slice_move(s![.., k..k + head_dim]))],
                 values: kv.slice_move(s![.., v..v + head_dim]),
                 out,
+                lse: sums.as_mut().and_then(Iterator::next),
                 rows_per_token: 1,
                 past: s.past(),
+                turn: s.turn,
                 window,
-                sink: sinks.map(|s| s[head]),
+                // The ranks that share a context count the sink once.
+                sink: sinks.filter(|_| s.turn.index == 0).map(|s| s[head]),
                 scale: T::from_f64(scale),
             });
         }

@@ -1,7 +1,7 @@
 //! Multi-head latent attention, absorbed (decode) and expanded (prefill).
 
 use super::array::Array;
-use super::attention::{Queries, attend};
+use super::attention::{Queries, attend, attended, take_rows};
 use super::elementwise::norm_row;
 use super::error::ReferenceError;
 use super::matmul::{for_rows, multiply, tiles};
@@ -11,7 +11,7 @@ use super::rotary::Rotation;
 use super::rows::{check_cache, check_tokens};
 use super::{CacheSlot, LocalContext};
 use moetwin_models::spec::RopeSpec;
-use ndarray::{ArrayView2, s};
+use ndarray::{ArrayView2, ArrayViewMut2, s};
 
 /// `(qkv_a[T, q_lora | kv_lora | rope], q_norm, kv_norm) -> (q_a, latent)`, or `(kv_a[T, kv_lora | rope], kv_norm) -> (latent)`.
 pub(super) fn norm<T: Real>(
@@ -85,6 +85,7 @@ pub(super) fn rope<T: Real>(
     });
     let kv_lora = latent.cols - rotation.dim();
     for (token, row) in appended_rows(context.sequences).enumerate() {
+        let Some(row) = row else { continue };
         let out = &mut cache[row * latent.cols..(row + 1) * latent.cols];
         let from = latent.row(token);
         out[..kv_lora].copy_from_slice(&from[..kv_lora]);
@@ -93,11 +94,11 @@ pub(super) fn rope<T: Real>(
     Ok(())
 }
 
-/// The cache row of each new token, in token order.
-pub(super) fn appended_rows(sequences: &[CacheSlot]) -> impl Iterator<Item = usize> + '_ {
+/// The cache row of each new token, in token order; `None` for tokens whose row is on another rank.
+pub(super) fn appended_rows(sequences: &[CacheSlot]) -> impl Iterator<Item = Option<usize>> + '_ {
     sequences.iter().flat_map(|s| {
-        let first = s.cache_start + s.past();
-        first..first + s.new_tokens()
+        let tokens = s.past()..s.past() + s.new_tokens();
+        tokens.map(|t| s.turn.holds(t).then(|| s.cache_start + s.turn.rows(t)))
     })
 }
 
@@ -161,8 +162,7 @@ pub(super) fn decode<T: Real>(
     let heads = q.cols / cache.cols;
     check_tokens(&operands, context.sequences, q.rows, "q_latent")?;
     check_cache(&operands, context.sequences, cache.rows)?;
-    let [out] = operands.results(outputs)?;
-    let out = operands.result(out, "o_latent", q.rows, heads * kv_lora)?;
+    let (out, mut lse) = attended(&operands, outputs, "o_latent", q.rows, heads * kv_lora, heads)?;
     // Every head sees the same keys, so the heads of a token are rows of one matrix.
     let q = Matrix { rows: q.rows * heads, cols: cache.cols, data: q.data };
     let (q, cache) = (q.view(), cache.view());
@@ -178,8 +178,10 @@ pub(super) fn decode<T: Real>(
             scores: vec![(q.slice_move(s![row..row + rows, ..]), keys)],
             values: keys.slice_move(s![.., ..kv_lora]),
             out,
+            lse: take_rows(&mut lse, s.new_tokens()).map(|l| one_column(l, rows)),
             rows_per_token: heads,
             past: s.past(),
+            turn: s.turn,
             window: None,
             sink: None,
             scale: T::from_f64(scale),
@@ -188,6 +190,11 @@ pub(super) fn decode<T: Real>(
     }
     attend(work);
     Ok(())
+}
+
+/// A contiguous matrix as one column.
+fn one_column<T>(matrix: ArrayViewMut2<'_, T>, rows: usize) -> ArrayViewMut2<'_, T> {
+    matrix.into_shape_with_order((rows, 1)).expect("whole rows of a fresh matrix are contiguous")
 }
 
 /// `(o_latent[T, heads * kv_lora], kv_b) -> o[T, heads * v]`.
@@ -286,8 +293,10 @@ pub(super) fn prefill<T: Real>(
                 ],
                 values: kv.slice_move(s![.., kv_first + nope..kv_first + nope + v_dim]),
                 out,
+                lse: None,
                 rows_per_token: 1,
                 past: s.past(),
+                turn: s.turn,
                 window: None,
                 sink: None,
                 scale: T::from_f64(scale),

@@ -6,6 +6,7 @@
 mod array;
 mod attention;
 pub mod collective;
+mod context;
 mod elementwise;
 mod error;
 mod experts;
@@ -37,6 +38,8 @@ pub struct LocalContext<'a> {
     pub vocab_start: usize,
     /// Whether this rank adds the bias of a projection: always where the contracted dimension is whole, else the first rank only.
     pub adds_bias: bool,
+    /// This rank's turn in a context that is dealt out.
+    pub turn: Turn,
     /// First expert slot held here (ids in [`Op::Experts`] are global).
     pub expert_start: usize,
     /// Replica-wide index of the first token row held here.
@@ -53,6 +56,7 @@ impl Default for LocalContext<'_> {
             logits: LogitsRows::All,
             vocab_start: 0,
             adds_bias: true,
+            turn: Turn::WHOLE,
             expert_start: 0,
             first_token: 0,
             expert_slots: &[],
@@ -63,13 +67,38 @@ impl Default for LocalContext<'_> {
 /// One sequence's rows in a step and its place in the cache.
 ///
 /// Its new tokens are `sequence.new` consecutive token rows, after those of the sequences before it. Its cache rows are
-/// `cache_start ..`: the first `sequence.past` hold earlier tokens, the next `sequence.new` are written by this step.
+/// `cache_start ..`: the first `sequence.past` hold earlier tokens, the next `sequence.new` are written by this step. Where the
+/// context is dealt out, only the tokens of this rank's turn have a row, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheSlot {
     /// Past and new tokens.
     pub sequence: Sequence,
     /// First cache row.
     pub cache_start: usize,
+    /// Which tokens of the context have a row here.
+    pub turn: Turn,
+}
+
+/// A rank's turn when the rows of a context are dealt out over `of` ranks: token `p` lies on rank `p % of`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Position of the rank.
+    pub index: usize,
+    /// Ranks.
+    pub of: usize,
+}
+
+impl Turn {
+    /// Every row is here.
+    pub const WHOLE: Turn = Turn { index: 0, of: 1 };
+    /// Rows here among the first `tokens` of a context.
+    pub fn rows(self, tokens: usize) -> usize {
+        tokens.saturating_sub(self.index).div_ceil(self.of.max(1))
+    }
+    /// Whether a token's row is here.
+    pub fn holds(self, token: usize) -> bool {
+        token % self.of.max(1) == self.index
+    }
 }
 
 impl CacheSlot {
@@ -79,9 +108,9 @@ impl CacheSlot {
     fn new_tokens(&self) -> usize {
         self.sequence.new as usize
     }
-    /// Cache rows after this step.
+    /// Cache rows held here after this step.
     fn kv_rows(&self) -> usize {
-        self.past() + self.new_tokens()
+        self.turn.rows(self.past() + self.new_tokens())
     }
 }
 
@@ -126,13 +155,18 @@ pub fn run<T: Real>(op: &Op, context: &LocalContext<'_>, inputs: &[&Array<T>], o
         Op::QkvPrepare { head_dim, rope, qk_norm_eps } => {
             gqa::prepare(operands, context, *head_dim as usize, rope.as_ref(), *qk_norm_eps, outputs)
         }
-        Op::GqaAttention { head_dim, scale, window } => gqa::attention(operands, context, *head_dim as usize, *scale, *window, outputs),
+        Op::GqaAttention { head_dim, scale, window, split_context: _ } => {
+            gqa::attention(operands, context, *head_dim as usize, *scale, *window, outputs)
+        }
         Op::MlaNorm { eps, q_lora, kv_lora } => mla::norm(operands, *eps, *q_lora, *kv_lora as usize, outputs),
         Op::MlaRope { nope, rope } => mla::rope(operands, context, *nope as usize, rope, outputs),
         Op::MlaAbsorbQuery { nope, rope_dim, v_dim } => {
             mla::absorb_query(operands, *nope as usize, *rope_dim as usize, *v_dim as usize, outputs)
         }
-        Op::MlaDecode { kv_lora, scale, sparse_topk } => mla::decode(operands, context, *kv_lora as usize, *scale, *sparse_topk, outputs),
+        Op::MergeContext => context::merge(operands, context, outputs),
+        Op::MlaDecode { kv_lora, scale, sparse_topk, split_context: _ } => {
+            mla::decode(operands, context, *kv_lora as usize, *scale, *sparse_topk, outputs)
+        }
         Op::MlaExpandValue { nope, v_dim } => mla::expand_value(operands, *nope as usize, *v_dim as usize, outputs),
         Op::MlaExpandKv => mla::expand_kv(operands, context, outputs),
         Op::MlaPrefill { nope, v_dim, scale } => mla::prefill(operands, context, *nope as usize, *v_dim as usize, *scale, outputs),

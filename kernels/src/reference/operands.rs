@@ -166,8 +166,17 @@ impl<'a, T: Real> Operands<'a, T> {
         rows: usize,
         cols: usize,
     ) -> Result<&'b mut [T], ReferenceError> {
-        if array.sizes != [rows, cols] || array.data.len() != rows * cols || array.as_real().is_none() {
-            return Err(self.wrong(name, array, format!("real numbers [{rows}, {cols}]")));
+        self.result_sized(array, name, &[rows, cols])
+    }
+    /// The storage of a result of real numbers.
+    pub(super) fn result_sized<'b>(
+        &self,
+        array: &'b mut Array<T>,
+        name: &'static str,
+        sizes: &[usize],
+    ) -> Result<&'b mut [T], ReferenceError> {
+        if array.sizes != sizes || array.data.len() != sizes.iter().product::<usize>() || array.as_real().is_none() {
+            return Err(self.wrong(name, array, format!("real numbers {sizes:?}")));
         }
         match &mut array.data {
             Data::Real(data) => Ok(data),

@@ -43,6 +43,8 @@ pub trait Real:
     fn sqrt(self) -> Self;
     /// Exponential.
     fn exp(self) -> Self;
+    /// Natural logarithm.
+    fn ln(self) -> Self;
     /// Whether this is not a number.
     fn is_nan(self) -> bool;
     /// The greater of two numbers, `other` where one is not a number.
@@ -72,6 +74,9 @@ impl Real for f32 {
     fn exp(self) -> Self {
         libm::expf(self)
     }
+    fn ln(self) -> Self {
+        libm::logf(self)
+    }
     fn is_nan(self) -> bool {
         f32::is_nan(self)
     }
@@ -93,6 +98,9 @@ impl Real for f64 {
     }
     fn exp(self) -> Self {
         libm::exp(self)
+    }
+    fn ln(self) -> Self {
+        libm::log(self)
     }
     fn is_nan(self) -> bool {
         f64::is_nan(self)

@@ -145,7 +145,11 @@ proptest! {
             Axis::AttnDp => d.dp_attention = parts,
             Axis::Ep => d.ep = parts,
             Axis::MoeTp => d.ep = other,
+            Axis::HeadTp => d.dcp = other,
+            Axis::Dcp => d.dcp = parts,
         }
+        // Rows that are dealt out one by one are never put back together.
+        prop_assume!(axis != Axis::Dcp || !matches!(dim, Dim::Tokens | Dim::LogitsRows | Dim::KvRows));
         let step = Step { phase: Phase::Prefill, sequences: list.into_iter().map(|(past, new)| Sequence { past, new }).collect(), logits: LogitsRows::All };
         let (index, mut shape) = (before as u8, vec![Dim::Fixed(3); before]);
         shape.extend([dim, Dim::Fixed(inner as u64)]);

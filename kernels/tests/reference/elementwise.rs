@@ -1,5 +1,5 @@
 use crate::harness::*;
-use moetwin_kernels::reference::{Array, CacheSlot, LocalContext};
+use moetwin_kernels::reference::{Array, CacheSlot, LocalContext, Turn};
 use moetwin_models::spec::Activation;
 use moetwin_models::{LogitsRows, Op, Sequence};
 use proptest::prelude::*;
@@ -67,7 +67,7 @@ fn embedding_writes_zeros_outside_its_slice() {
 #[test]
 fn selected_rows_are_the_last_of_each_sequence_or_all() {
     let x = real(&[4, 1], &[0.0, 1.0, 2.0, 3.0]);
-    let slot = |past, new, cache_start| CacheSlot { sequence: Sequence { past, new }, cache_start };
+    let slot = |past, new, cache_start| CacheSlot { sequence: Sequence { past, new }, cache_start, turn: Turn::WHOLE };
     let sequences = [slot(0, 3, 0), slot(5, 1, 3)];
     let context = LocalContext { sequences: &sequences, logits: LogitsRows::Last, ..plain() };
     check(&Op::SelectRows, &context, std::slice::from_ref(&x), &[Result64::Real(vec![2, 1])], &[real(&[2, 1], &[2.0, 3.0])]);

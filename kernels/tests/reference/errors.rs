@@ -1,7 +1,7 @@
 //! Everything that can be handed over wrongly is refused with the op, the operand and what would be right.
 
 use crate::harness::*;
-use moetwin_kernels::reference::{Array, CacheSlot, LocalContext, run};
+use moetwin_kernels::reference::{Array, CacheSlot, LocalContext, Turn, run};
 use moetwin_models::op::LinearRole;
 use moetwin_models::spec::{Activation, GroupScore, RopeScaling, RopeSpec, RouterSpec, Scoring};
 use moetwin_models::{Axis, DType, LogitsRows, Op, Sequence};
@@ -54,9 +54,9 @@ fn the_message_names_op_operand_and_what_would_be_right() {
 
 #[test]
 fn caches_too_short_and_steps_that_do_not_match_are_refused() {
-    let sequences = [CacheSlot { sequence: Sequence { past: 3, new: 1 }, cache_start: 2 }];
+    let sequences = [CacheSlot { sequence: Sequence { past: 3, new: 1 }, cache_start: 2, turn: Turn::WHOLE }];
     let context = LocalContext { sequences: &sequences, ..LocalContext::default() };
-    let gqa = Op::GqaAttention { head_dim: 2, scale: 1.0, window: None };
+    let gqa = Op::GqaAttention { head_dim: 2, scale: 1.0, window: None, split_context: false };
     let got = error(&gqa, &context, &[zeros(&[1, 2]), zeros(&[5, 4])], &[zeros(&[1, 2])]);
     assert_eq!(got, "gqa_attention: cache row 0: rows 2.. + 4 leave the cache, which has 5");
     let got = error(&gqa, &context, &[zeros(&[2, 2]), zeros(&[6, 4])], &[zeros(&[2, 2])]);
@@ -64,7 +64,7 @@ fn caches_too_short_and_steps_that_do_not_match_are_refused() {
     let far = [CacheSlot { cache_start: usize::MAX, ..sequences[0] }];
     let got = error(&gqa, &LocalContext { sequences: &far, ..context }, &[zeros(&[1, 2]), zeros(&[6, 4])], &[zeros(&[1, 2])]);
     assert!(got.contains("leave the cache"), "{got}");
-    let empty = [CacheSlot { sequence: Sequence { past: 3, new: 0 }, cache_start: 0 }];
+    let empty = [CacheSlot { sequence: Sequence { past: 3, new: 0 }, cache_start: 0, turn: Turn::WHOLE }];
     let context = LocalContext { sequences: &empty, logits: LogitsRows::Last, ..LocalContext::default() };
     let got = error(&Op::SelectRows, &context, &[zeros(&[0, 2])], &[zeros(&[1, 2])]);
     assert_eq!(got, "select_rows: x row 0: the sequence has no new token, so it has no last one");
@@ -72,7 +72,7 @@ fn caches_too_short_and_steps_that_do_not_match_are_refused() {
 
 #[test]
 fn a_cache_updated_in_place_is_handed_over_as_the_result_only() {
-    let sequences = [CacheSlot { sequence: Sequence { past: 0, new: 1 }, cache_start: 0 }];
+    let sequences = [CacheSlot { sequence: Sequence { past: 0, new: 1 }, cache_start: 0, turn: Turn::WHOLE }];
     let context = LocalContext { sequences: &sequences, ..LocalContext::default() };
     let op = Op::QkvPrepare { head_dim: 2, rope: None, qk_norm_eps: None };
     let got = error(&op, &context, &[zeros(&[1, 6]), ids(&[1], &[0]), zeros(&[1, 4])], &[zeros(&[1, 2]), zeros(&[1, 4])]);
@@ -81,7 +81,7 @@ fn a_cache_updated_in_place_is_handed_over_as_the_result_only() {
 
 #[test]
 fn positions_nobody_has_written_are_refused() {
-    let sequences = [CacheSlot { sequence: Sequence { past: 0, new: 1 }, cache_start: 0 }];
+    let sequences = [CacheSlot { sequence: Sequence { past: 0, new: 1 }, cache_start: 0, turn: Turn::WHOLE }];
     let context = LocalContext { sequences: &sequences, ..LocalContext::default() };
     let op = Op::QkvPrepare { head_dim: 2, rope: Some(rope()), qk_norm_eps: None };
     let got = error(&op, &context, &[zeros(&[1, 6]), ids(&[1], &[i32::MIN]), Array::default()], &[zeros(&[1, 2]), zeros(&[1, 4])]);
@@ -118,15 +118,15 @@ fn every_op() -> Vec<Op> {
         Op::QkNorm { eps: 0.0 },
         Op::QkvPrepare { head_dim: 2, rope: Some(rope()), qk_norm_eps: Some(0.0) },
         Op::QkvPrepare { head_dim: 0, rope: None, qk_norm_eps: None },
-        Op::GqaAttention { head_dim: 2, scale: 1.0, window: Some(0) },
-        Op::GqaAttention { head_dim: 0, scale: 1.0, window: None },
+        Op::GqaAttention { head_dim: 2, scale: 1.0, window: Some(0), split_context: false },
+        Op::GqaAttention { head_dim: 0, scale: 1.0, window: None, split_context: false },
         Op::MlaNorm { eps: 0.0, q_lora: Some(1), kv_lora: 2 },
         Op::MlaNorm { eps: 0.0, q_lora: None, kv_lora: 2 },
         Op::MlaRope { nope: 1, rope: rope() },
         Op::MlaAbsorbQuery { nope: 1, rope_dim: 2, v_dim: 1 },
         Op::MlaAbsorbQuery { nope: 0, rope_dim: 0, v_dim: 0 },
-        Op::MlaDecode { kv_lora: 2, scale: 1.0, sparse_topk: Some(1) },
-        Op::MlaDecode { kv_lora: 0, scale: 1.0, sparse_topk: None },
+        Op::MlaDecode { kv_lora: 2, scale: 1.0, sparse_topk: Some(1), split_context: false },
+        Op::MlaDecode { kv_lora: 0, scale: 1.0, sparse_topk: None, split_context: false },
         Op::MlaExpandValue { nope: 1, v_dim: 1 },
         Op::MlaExpandKv,
         Op::MlaPrefill { nope: 1, v_dim: 1, scale: 1.0 },

@@ -1,5 +1,5 @@
 use crate::harness::*;
-use moetwin_kernels::reference::{Array, CacheSlot, LocalContext};
+use moetwin_kernels::reference::{Array, CacheSlot, LocalContext, Turn};
 use moetwin_models::spec::{RopeScaling, RopeSpec};
 use moetwin_models::{Op, Sequence};
 use proptest::prelude::*;
@@ -21,7 +21,7 @@ pub(crate) fn rotate_oracle(head: &[f64], position: usize, spec: &RopeSpec) -> V
 }
 
 fn slot(past: u32, new: u32, cache_start: usize) -> CacheSlot {
-    CacheSlot { sequence: Sequence { past, new }, cache_start }
+    CacheSlot { sequence: Sequence { past, new }, cache_start, turn: Turn::WHOLE }
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn equal_keys_average_the_values_and_a_sink_takes_its_share() {
     let cache = real(&[3, 4], &[9., 9., 1., 10., 9., 9., 2., 20., 9., 9., 6., 60.]);
     let sequences = [slot(1, 2, 0)];
     let context = LocalContext { sequences: &sequences, ..LocalContext::default() };
-    let op = |window| Op::GqaAttention { head_dim: 2, scale: 0.5, window };
+    let op = |window| Op::GqaAttention { head_dim: 2, scale: 0.5, window, split_context: false };
     let results = [Result64::Real(vec![2, 4])];
     let plain = real(&[2, 4], &[1.5, 15., 1.5, 15., 3., 30., 3., 30.]);
     check(&op(None), &context, &[q.clone(), cache.clone()], &results, &[plain]);
@@ -71,7 +71,7 @@ fn what_comes_later_changes_no_bit_of_what_came_before() {
     let mut n = Numbers::new(3);
     let sequences = [slot(0, 100, 0)];
     let context = LocalContext { sequences: &sequences, ..LocalContext::default() };
-    let op = Op::GqaAttention { head_dim: 8, scale: 0.3, window: None };
+    let op = Op::GqaAttention { head_dim: 8, scale: 0.3, window: None, split_context: false };
     let (q, cache) = (n.array(&[100, 16]), n.array(&[100, 16]));
     let mut other = cache.as_real().unwrap().to_vec();
     other[70 * 16..].iter_mut().for_each(|v| *v += 1.0);
@@ -132,7 +132,7 @@ proptest! {
             }
         }
         let context = LocalContext { sequences: &sequences, ..LocalContext::default() };
-        let op = Op::GqaAttention { head_dim: head_dim as u32, scale: 0.7, window };
+        let op = Op::GqaAttention { head_dim: head_dim as u32, scale: 0.7, window, split_context: false };
         let sizes = [tokens.len(), heads * head_dim];
         let mut inputs = vec![q, cache];
         inputs.extend(sinks.then_some(sink));

@@ -1,6 +1,6 @@
 //! Runs an op in f64 and f32, on one thread and on four, from poisoned results, and compares with the oracle's values.
 
-use moetwin_kernels::reference::{Array, CacheSlot, Data, LocalContext, Real, ReferenceError, in_place, run};
+use moetwin_kernels::reference::{Array, CacheSlot, Data, LocalContext, Real, ReferenceError, Turn, in_place, run};
 use moetwin_models::{Op, Sequence};
 use proptest::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -161,7 +161,7 @@ pub(crate) fn sequences() -> impl Strategy<Value = Vec<CacheSlot>> {
             .map(|(past, new, gap)| {
                 let cache_start = next + gap;
                 next = cache_start + (past + new) as usize;
-                CacheSlot { sequence: Sequence { past, new }, cache_start }
+                CacheSlot { sequence: Sequence { past, new }, cache_start, turn: Turn::WHOLE }
             })
             .collect()
     })

@@ -1,6 +1,7 @@
 //! Every op of the reference against hand-computed or published values and against a naive oracle written another way.
 
 mod collectives;
+mod context;
 mod elementwise;
 mod errors;
 mod gqa;

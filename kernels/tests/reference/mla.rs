@@ -1,6 +1,6 @@
 use crate::gqa::{attention_oracle, rotate_oracle};
 use crate::harness::*;
-use moetwin_kernels::reference::{Array, CacheSlot, LocalContext};
+use moetwin_kernels::reference::{Array, CacheSlot, LocalContext, Turn};
 use moetwin_models::Op;
 use moetwin_models::spec::{RopeScaling, RopeSpec};
 use proptest::prelude::*;
@@ -46,7 +46,7 @@ impl Case {
         let absorb = Op::MlaAbsorbQuery { nope, rope_dim, v_dim };
         let width = self.heads * (self.kv_lora + self.rope);
         let q_latent = compute(&absorb, &self.context(), &[o.q.clone(), o.kv_b.clone()], &[Result64::Real(vec![t, width])]).remove(0);
-        let decode = Op::MlaDecode { kv_lora: self.kv_lora as u32, scale: SCALE, sparse_topk: None };
+        let decode = Op::MlaDecode { kv_lora: self.kv_lora as u32, scale: SCALE, sparse_topk: None, split_context: false };
         let sizes = vec![t, self.heads * self.kv_lora];
         let o_latent = compute(&decode, &self.context(), &[q_latent, o.cache.clone()], &[Result64::Real(sizes)]).remove(0);
         let expand = Op::MlaExpandValue { nope, v_dim };
@@ -89,7 +89,7 @@ const SCALE: f64 = 0.37;
 
 #[test]
 fn absorbed_equals_expanded_at_the_shape_of_a_real_head() {
-    let slot = |past, new, cache_start| CacheSlot { sequence: moetwin_models::Sequence { past, new }, cache_start };
+    let slot = |past, new, cache_start| CacheSlot { sequence: moetwin_models::Sequence { past, new }, cache_start, turn: Turn::WHOLE };
     let sequences = vec![slot(70, 3, 5), slot(0, 66, 100)];
     let case = Case { seed: 1, sequences, heads: 2, nope: 128, rope: 64, v: 128, kv_lora: 512 };
     let operands = case.operands();
@@ -102,7 +102,7 @@ fn absorbed_equals_expanded_at_the_shape_of_a_real_head() {
 #[test]
 fn one_row_of_cache_gives_its_value() {
     // One head, W_UK = [1], W_UV = [2]; a single visible row has weight 1, so o = 2 * latent.
-    let slot = CacheSlot { sequence: moetwin_models::Sequence { past: 0, new: 1 }, cache_start: 1 };
+    let slot = CacheSlot { sequence: moetwin_models::Sequence { past: 0, new: 1 }, cache_start: 1, turn: Turn::WHOLE };
     let case = Case { seed: 0, sequences: vec![slot], heads: 1, nope: 1, rope: 0, v: 1, kv_lora: 1 };
     let operands = Operands { q: real(&[1, 1], &[3.0]), cache: real(&[2, 1], &[100.0, 5.0]), kv_b: real(&[2, 1], &[1.0, 2.0]) };
     assert_close(&case.absorbed(&operands), &real(&[1, 1], &[10.0]), 0.0);
@@ -111,12 +111,18 @@ fn one_row_of_cache_gives_its_value() {
 
 #[test]
 fn sparse_selection_that_covers_the_context_is_dense() {
-    let slot = CacheSlot { sequence: moetwin_models::Sequence { past: 3, new: 1 }, cache_start: 0 };
+    let slot = CacheSlot { sequence: moetwin_models::Sequence { past: 3, new: 1 }, cache_start: 0, turn: Turn::WHOLE };
     let sequences = [slot];
     let context = LocalContext { sequences: &sequences, ..LocalContext::default() };
     let inputs = [real(&[1, 2], &[1.0, 0.5]), real(&[4, 2], &[1.0, 0.0, 2.0, 0.0, 3.0, 0.0, 4.0, 0.0])];
     let run = |sparse_topk| {
-        run_on::<f64>(1, &Op::MlaDecode { kv_lora: 1, scale: 1.0, sparse_topk }, &context, &inputs, &[Result64::Real(vec![1, 1])])
+        run_on::<f64>(
+            1,
+            &Op::MlaDecode { kv_lora: 1, scale: 1.0, sparse_topk, split_context: false },
+            &context,
+            &inputs,
+            &[Result64::Real(vec![1, 1])],
+        )
     };
     assert_eq!(run(None).unwrap(), run(Some(4)).unwrap());
     assert_eq!(

@@ -37,7 +37,7 @@ pub(super) fn mla(b: &mut Builder<'_>, s: &MlaSpec, x: TensorId) -> TensorId {
     let (q, cache) = (out[0], out[1]);
     let kv_b_shape = vec![heads(s.heads, s.nope + s.v_dim), Dim::Fixed(u64::from(s.kv_lora))];
     let kv_b = b.weight("attn.kv_b.weight", WeightRole::KvB, kv_b_shape, s.format);
-    let o = if b.step().phase == Phase::Prefill && s.sparse_topk.is_none() {
+    let o = if b.step().phase == Phase::Prefill && s.sparse_topk.is_none() && !b.absorbed() {
         mla_expanded(b, s, q, cache, kv_b)
     } else {
         mla_absorbed(b, s, x, q, cache, kv_b)
@@ -126,7 +126,7 @@ fn mla_absorbed(b: &mut Builder<'_>, s: &MlaSpec, x: TensorId, q: TensorId, cach
         let shape = vec![Dim::Tokens, Dim::Fixed(u64::from(topk))];
         operands.push(b.one(Op::SparseIndex { topk }, vec![x, cache], "attn.selection", shape, DType::I32));
     }
-    let attend = Op::MlaDecode { kv_lora: s.kv_lora, scale: s.softmax_scale, sparse_topk: s.sparse_topk };
+    let attend = Op::MlaDecode { kv_lora: s.kv_lora, scale: s.softmax_scale, sparse_topk: s.sparse_topk, split_context: false };
     let o_latent = b.one(attend, operands, "attn.o_latent", vec![Dim::Tokens, heads(s.heads, s.kv_lora)], dtype);
     let expand = Op::MlaExpandValue { nope: s.nope, v_dim: s.v_dim };
     b.one(expand, vec![o_latent, kv_b], "attn.values", vec![Dim::Tokens, heads(s.heads, s.v_dim)], dtype)
@@ -170,7 +170,7 @@ pub(super) fn gqa(b: &mut Builder<'_>, s: &GqaSpec, x: TensorId) -> TensorId {
     if s.sinks {
         operands.push(b.vector("attn.sinks.weight", WeightRole::Sinks, heads(s.heads, 1)));
     }
-    let attend = Op::GqaAttention { head_dim: s.head_dim, scale: s.softmax_scale, window: s.window };
+    let attend = Op::GqaAttention { head_dim: s.head_dim, scale: s.softmax_scale, window: s.window, split_context: false };
     let mut o = b.one(attend, operands, "attn.values", vec![Dim::Tokens, q_dim.clone()], dtype);
     if s.output_gate {
         let gate = Projection {

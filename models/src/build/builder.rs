@@ -1,5 +1,6 @@
 //! The graph under construction: names, the residual stream, weights.
 
+use super::BuildOptions;
 use crate::graph::{Graph, NewTensor, TensorKind};
 use crate::ids::TensorId;
 use crate::op::{LinearRole, Op};
@@ -19,7 +20,7 @@ pub(super) struct Builder<'a> {
     delta: Option<TensorId>,
     positions: Option<TensorId>,
     table: TensorId,
-    dump: bool,
+    options: BuildOptions,
 }
 
 /// A projection to be added: its op, its weight and where its result goes.
@@ -42,7 +43,7 @@ pub(super) struct Projection<'a> {
 
 impl<'a> Builder<'a> {
     /// Starts with the embedding.
-    pub(super) fn new(spec: &'a ModelSpec, step: &Step, dump: bool) -> Self {
+    pub(super) fn new(spec: &'a ModelSpec, step: &Step, options: &BuildOptions) -> Self {
         let mut graph = Graph::new(step.clone(), Deployment::single());
         let ids = graph.add_source("ids", TensorKind::TokenIds, vec![Dim::Tokens], DType::I32);
         let reference = WeightRef { role: WeightRole::Embedding, layer: None, format: spec.embedding_format };
@@ -50,12 +51,16 @@ impl<'a> Builder<'a> {
         let table = graph.add_source("embed.weight", TensorKind::Weight(reference), shape, spec.dtype);
         let embedded = NewTensor::activation("embed", vec![Dim::Tokens, Dim::Fixed(spec.hidden)], spec.dtype);
         let residual = graph.add_node(Op::Embed, None, 0, vec![ids, table], vec![embedded])[0];
-        let mut b = Self { spec, graph, layer: None, residual, delta: None, positions: None, table, dump };
+        let mut b = Self { spec, graph, layer: None, residual, delta: None, positions: None, table, options: *options };
         b.dump("hidden.0".into(), residual);
         b
     }
     pub(super) fn finish(self) -> Graph {
         self.graph
+    }
+    /// Whether latent attention is absorbed whatever the phase.
+    pub(super) fn absorbed(&self) -> bool {
+        self.options.absorbed
     }
     pub(super) fn step(&self) -> &Step {
         &self.graph.step
@@ -91,7 +96,7 @@ impl<'a> Builder<'a> {
     }
     /// Names an output that only comparisons need.
     pub(super) fn dump(&mut self, name: String, tensor: TensorId) {
-        if self.dump {
+        if self.options.dump {
             self.output(name, tensor);
         }
     }

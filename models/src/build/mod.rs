@@ -23,6 +23,8 @@ pub struct BuildOptions {
     /// stream after layer `i - 1`), the last `hidden.N` (after the final norm), `router.L.experts` and `router.L.weights`.
     /// Without it only `logits` and `next_ids` are named.
     pub dump: bool,
+    /// Latent attention in absorbed form in every phase: under decode context parallelism no rank holds the cache rows that the expanded form reads.
+    pub absorbed: bool,
 }
 
 /// Why a spec and a step have no graph; every contradiction is listed.
@@ -35,14 +37,14 @@ pub struct BuildError {
 
 /// The graph of one forward pass on one rank: every layout replicated, no collectives, one stage.
 ///
-/// Attention runs in expanded form for [`crate::Phase::Prefill`] and absorbed for the other phases (sparse attention is always absorbed).
+/// Attention runs in expanded form for [`crate::Phase::Prefill`] and absorbed for the other phases (always absorbed: sparse attention, and where the options say so).
 /// Errors list every contradiction of `spec` and `step`.
 pub fn forward(spec: &ModelSpec, step: &Step, options: &BuildOptions) -> Result<Graph, BuildError> {
     let faults = check::faults(spec, step);
     if !faults.is_empty() {
         return Err(BuildError { faults });
     }
-    let mut b = Builder::new(spec, step, options.dump);
+    let mut b = Builder::new(spec, step, options);
     for (layer, spec) in (0u16..).zip(&spec.layers) {
         b.enter_layer(layer);
         let x = b.stream_norm("input_norm", WeightRole::InputNorm);

@@ -1,6 +1,6 @@
 //! Why a graph cannot be spread over a deployment.
 
-use super::split;
+use super::{context, split};
 use crate::deployment::{AllToAll, Axis, Deployment};
 use crate::graph::Graph;
 use crate::op::Op;
@@ -66,9 +66,29 @@ pub enum ShardFault {
     /// The expert placement is not one of this model's.
     #[error("expert placement: {0}")]
     Placement(String),
-    /// Decode context parallelism.
-    #[error("decode context parallelism (dcp {0}) is not supported yet; legal dcp: 1")]
-    ContextParallel(u32),
+    /// Decode context parallelism needs ranks that would hold the same cache rows.
+    #[error(
+        "dcp {dcp} deals the cache out over ranks that hold the same key-value heads, but {heads} heads on tp / dp-attention {group} ranks \
+         leave {} of them; legal dcp: {}",
+        .group / .heads.max(&1),
+        values(.legal)
+    )]
+    ContextHeads {
+        /// Ranks asked for.
+        dcp: u32,
+        /// Key-value heads.
+        heads: u32,
+        /// Ranks of an attention group.
+        group: u32,
+        /// What would do.
+        legal: Vec<u32>,
+    },
+    /// A form of attention that decode context parallelism does not have.
+    #[error("decode context parallelism has no form of {what}; legal dcp: 1")]
+    ContextForm {
+        /// The form.
+        what: &'static str,
+    },
     /// A dimension that cannot be cut.
     #[error("{0}")]
     Split(SplitFault),
@@ -160,7 +180,7 @@ fn values(legal: &[u32]) -> String {
     text
 }
 
-fn divisors(n: u32) -> Vec<u32> {
+pub(super) fn divisors(n: u32) -> Vec<u32> {
     (1..=n).filter(|d| n.is_multiple_of(*d)).collect()
 }
 
@@ -181,8 +201,8 @@ pub(crate) fn deployment_faults(graph: &Graph, d: &Deployment) -> Vec<ShardFault
             faults.push(ShardFault::NotADivisor { what, value, of: "tp", whole: d.tp, legal: divisors(d.tp) });
         }
     }
-    if d.dcp > 1 {
-        faults.push(ShardFault::ContextParallel(d.dcp));
+    if faults.is_empty() {
+        faults.extend(context::faults(graph, d));
     }
     let layers = graph.nodes.iter().filter_map(|(_, n)| n.layer).max().map_or(0, |l| u32::from(l) + 1);
     if d.pp > layers.max(1) {

@@ -8,16 +8,19 @@
 //! | experts over `ep` | Without an all-to-all every rank sees every token, and the sum of its experts' results (with the shared expert's, cut over all ranks) is one all-reduce. |
 //! | all-to-all | From the first MoE layer on, the residual stream is cut by tokens: reduce-scatter after attention, router and shared expert (replicated) on own rows, dispatch, experts, combine; the normed rows are gathered before the next attention. |
 //! | data-parallel attention | Tokens and caches are cut by sequences, the embedding is replicated; MLPs and experts without all-to-all work on gathered rows, whose sum is reduce-scattered (one rank a group) or all-reduced and sliced. The head gathers rows, then logits. |
+//! | decode context parallel | Cache rows are dealt out over `dcp` ranks that would hold the same ones. A query is gathered over them, each rank attends to its own rows, and the results, weighted by their sums of exponentials, are reduce-scattered back to heads. |
 //! | pipeline | Stage `s` has contiguous layers, the first `layers % pp` stages one more; embedding first, head last. The residual sum is the only value sent. |
 //! | placement | Chosen experts become slots ([`Op::PlaceExperts`](crate::Op::PlaceExperts)) before they are used. |
 //! | replicas | Nothing: they never talk. |
 
+mod context;
 mod convert;
 mod fault;
 mod pass;
 mod split;
 mod stages;
 
+pub(crate) use context::row_is_shared;
 pub(crate) use fault::deployment_faults;
 pub use fault::{Reason, ShardError, ShardFault, SplitFault};
 pub(crate) use split::faults as split_faults;
@@ -63,6 +66,17 @@ pub(crate) struct Axes {
     pub(crate) scattered: Layout,
     /// Whether experts are reached through an all-to-all.
     pub(crate) all_to_all: bool,
+    /// Decode context parallelism: heads of a query gathered over [`Axis::Dcp`] are cut over [`Axis::HeadTp`], where that has ranks.
+    pub(crate) context: Option<ContextAxes>,
+}
+
+/// Layouts under decode context parallelism.
+#[derive(Clone, Debug)]
+pub(crate) struct ContextAxes {
+    /// An activation whose dimension 1 is cut by the heads of a whole dcp group.
+    pub(crate) gathered: Layout,
+    /// A weight cut by the same heads.
+    pub(crate) weight: Layout,
 }
 
 impl Axes {
@@ -71,7 +85,12 @@ impl Axes {
         let heads = (d.axis_size(axis) > 1).then_some(axis);
         let local = if d.dp_attention > 1 { Layout::shard(Axis::AttnDp, 0) } else { Layout::replicated() };
         let scattered = heads.map_or(local.clone(), |a| local.clone().with(a, Placement::Shard(0)));
-        Self { heads, local, scattered, all_to_all: d.a2a != crate::AllToAll::None && d.ep > 1 }
+        let heads_of = |layout: Layout, dim: u8| match d.axis_size(Axis::HeadTp) {
+            1 => layout,
+            _ => layout.with(Axis::HeadTp, Placement::Shard(dim)),
+        };
+        let context = (d.dcp > 1).then(|| ContextAxes { gathered: heads_of(local.clone(), 1), weight: heads_of(Layout::replicated(), 0) });
+        Self { heads, local, scattered, all_to_all: d.a2a != crate::AllToAll::None && d.ep > 1, context }
     }
     /// A weight whose dimension `dim` is cut by heads.
     pub(crate) fn head_weight(&self, dim: u8) -> Layout {
@@ -80,6 +99,13 @@ impl Axes {
     /// An activation of an attention group whose dimension 1 is cut by heads.
     pub(crate) fn head_rows(&self) -> Layout {
         self.heads.map_or(self.local.clone(), |a| self.local.clone().with(a, Placement::Shard(1)))
+    }
+    /// A cache whose rows lie like those of `tokens`, dealt out over dcp.
+    pub(crate) fn cache(&self, tokens: &Layout) -> Layout {
+        match self.context {
+            Some(_) => tokens.clone().with(Axis::Dcp, Placement::Shard(0)),
+            None => tokens.clone(),
+        }
     }
     /// An activation of an attention group that is still to be summed over its heads.
     pub(crate) fn head_partial(&self) -> Layout {

@@ -13,9 +13,9 @@ use crate::weight::{WeightRef, WeightRole};
 
 /// A graph being spread. Each old tensor has *versions* in the new graph: the value as its node leaves it, and what conversions made of it.
 pub(super) struct Pass<'a> {
-    old: &'a Graph,
-    new: Graph,
-    axes: Axes,
+    pub(super) old: &'a Graph,
+    pub(super) new: Graph,
+    pub(super) axes: Axes,
     versions: Vec<Vec<TensorId>>,
     /// Whether a router consumes the old tensor.
     routed: Vec<bool>,
@@ -90,6 +90,7 @@ impl<'a> Pass<'a> {
             }
             Op::Linear { role } => self.linear(node, *role, stage),
             Op::Experts { .. } => self.experts(node, stage),
+            Op::MlaDecode { .. } | Op::GqaAttention { .. } if self.axes.context.is_some() => self.split_attention(node, stage),
             Op::SigmoidScale | Op::Add | Op::GatedActivation { .. } | Op::Route { .. } | Op::PlaceExperts => self.follow(node, stage),
             _ => match self.rule(&node.op) {
                 Some((inputs, outputs)) => self.put(node, stage, &inputs, outputs),
@@ -109,10 +110,10 @@ impl<'a> Pass<'a> {
             }
             Op::Embed => (vec![local.clone(), rep], vec![local]),
             Op::QkNorm { .. } => (vec![local.clone(), rep.clone(), rep], vec![local]),
-            Op::QkvPrepare { .. } => (vec![rows.clone(), local, rows.clone(), rep.clone(), rep], vec![rows.clone(), rows]),
+            Op::QkvPrepare { .. } => (vec![rows.clone(), local, a.cache(&rows), rep.clone(), rep], vec![rows.clone(), a.cache(&rows)]),
             Op::GqaAttention { .. } => (vec![rows.clone(), rows.clone(), a.head_weight(0)], vec![rows]),
             Op::MlaNorm { .. } => (vec![local.clone(), rep.clone(), rep], vec![local.clone(), local]),
-            Op::MlaRope { .. } => (vec![rows.clone(), local.clone(), local.clone(), local.clone()], vec![rows, local]),
+            Op::MlaRope { .. } => (vec![rows.clone(), local.clone(), local.clone(), a.cache(&local)], vec![rows, a.cache(&local)]),
             Op::MlaAbsorbQuery { .. } | Op::MlaExpandValue { .. } => (vec![rows.clone(), a.head_weight(0)], vec![rows]),
             Op::MlaDecode { .. } => (vec![rows.clone(), local.clone(), local], vec![rows]),
             Op::MlaExpandKv => (vec![local, a.head_weight(0)], vec![rows]),
@@ -293,7 +294,7 @@ impl<'a> Pass<'a> {
         self.record(node, &out);
     }
 
-    fn record(&mut self, node: &Node, out: &[TensorId]) {
+    pub(super) fn record(&mut self, node: &Node, out: &[TensorId]) {
         for (&old, &new) in node.outputs.iter().zip(out) {
             self.versions[old.0 as usize].push(new);
         }
@@ -308,7 +309,7 @@ impl<'a> Pass<'a> {
     }
 
     /// A tensor like `t` under a longer name.
-    fn like(&self, t: TensorId, suffix: &str, layout: Layout) -> NewTensor {
+    pub(super) fn like(&self, t: TensorId, suffix: &str, layout: Layout) -> NewTensor {
         let t = &self.new.tensors[t];
         NewTensor { layout, ..NewTensor::activation(format!("{}.{suffix}", t.name), t.shape.clone(), t.dtype) }
     }
@@ -342,7 +343,7 @@ impl<'a> Pass<'a> {
     }
 
     /// The version of an old tensor in a layout, made with the fewest communications from those there are.
-    fn want(&mut self, old: TensorId, layout: &Layout) -> TensorId {
+    pub(super) fn want(&mut self, old: TensorId, layout: &Layout) -> TensorId {
         if self.versions[old.0 as usize].is_empty() {
             return self.source(old, layout);
         }

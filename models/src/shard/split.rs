@@ -95,6 +95,8 @@ pub(super) fn flag(axis: Axis) -> &'static str {
         Axis::AttnDp => "dp-attention",
         Axis::Ep => "ep",
         Axis::MoeTp => "tp / ep",
+        Axis::HeadTp => "tp / dp-attention / dcp",
+        Axis::Dcp => "dcp",
     }
 }
 

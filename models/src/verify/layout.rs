@@ -8,6 +8,7 @@ use crate::deployment::{Axis, Deployment};
 use crate::dim::{Dim, Layout, Placement};
 use crate::graph::TensorKind;
 use crate::op::Op;
+use crate::shard::row_is_shared;
 
 /// How a tensor looks along one axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +69,12 @@ enum When {
     ExpertSlices,
     /// Rows that an all-to-all brought to the ranks that hold their experts.
     Received,
+    /// Cache rows dealt out over decode context parallelism.
+    Context,
+    /// Heads of a whole decode-context group.
+    GatheredHeads,
+    /// Heads of a rank, of which a decode-context group shares the key-value ones.
+    OwnHeads,
 }
 
 /// One row of an op's table.
@@ -97,10 +104,49 @@ fn patterns(op: &Op) -> &'static [Pattern] {
         // Scaling commutes with the sum as long as every rank has the same score.
         Op::SigmoidScale => const { &[any(&[D0, D0], &[D0]), any(&[D1, D1], &[D1]), any(&[D1, R], &[D1]), any(&[P, R], &[P])] },
         Op::QkNorm { .. } | Op::MlaNorm { .. } => const { &[any(&[D0, R, R], &[D0, D0])] },
-        Op::QkvPrepare { .. } => const { &[by(When::Sequences, &[D0, D0, D0, R, R], &[D0, D0]), any(&[D1, R, D1, R, R], &[D1, D1])] },
+        Op::QkvPrepare { .. } => {
+            const {
+                &[
+                    by(When::Sequences, &[D0, D0, D0, R, R], &[D0, D0]),
+                    by(When::Context, &[R, R, D0, R, R], &[R, D0]),
+                    any(&[D1, R, D1, R, R], &[D1, D1]),
+                ]
+            }
+        }
+        Op::GqaAttention { split_context: true, .. } => {
+            const {
+                &[
+                    by(When::Sequences, &[D0, D0, R], &[D0, D0]),
+                    by(When::GatheredHeads, &[D1, R, D0], &[D1, D1]),
+                    by(When::OwnHeads, &[R, D1, R], &[R, R]),
+                    by(When::Context, &[R, D0, R], &[D2, D2]),
+                ]
+            }
+        }
         Op::GqaAttention { .. } => const { &[by(When::Sequences, &[D0, D0, R], &[D0]), any(&[D1, D1, D0], &[D1])] },
-        Op::MlaRope { .. } => const { &[by(When::Sequences, &[D0, D0, D0, D0], &[D0, D0]), any(&[D1, R, R, R], &[D1, R])] },
+        Op::MlaRope { .. } => {
+            const {
+                &[
+                    by(When::Sequences, &[D0, D0, D0, D0], &[D0, D0]),
+                    by(When::Context, &[R, R, R, D0], &[R, D0]),
+                    any(&[D1, R, R, R], &[D1, R]),
+                ]
+            }
+        }
         Op::MlaAbsorbQuery { .. } | Op::MlaExpandValue { .. } => const { &[any(&[D0, R], &[D0]), any(&[D1, D0], &[D1])] },
+        Op::MlaDecode { split_context: true, .. } => {
+            const {
+                &[
+                    by(When::Sequences, &[D0, D0], &[D0, D0]),
+                    by(When::GatheredHeads, &[D1, R], &[D1, D1]),
+                    by(When::Context, &[R, D0], &[D2, D2]),
+                ]
+            }
+        }
+        // Scaling by what all ranks know leaves a summand.
+        Op::MergeContext => {
+            const { &[by(When::Sequences, &[D0, D0], &[D0]), by(When::GatheredHeads, &[D1, D1], &[D1]), by(When::Context, &[D2, R], &[P])] }
+        }
         Op::MlaDecode { .. } => const { &[by(When::Sequences, &[D0, D0, D0], &[D0]), any(&[D1, R, R], &[D1])] },
         Op::MlaExpandKv => const { &[by(When::Sequences, &[D0, R], &[D0]), any(&[R, D0], &[D1])] },
         Op::MlaPrefill { .. } => const { &[by(When::Sequences, &[D0, D0, D0], &[D0]), any(&[D1, D1, R], &[D1])] },
@@ -175,12 +221,8 @@ fn misformed(d: &Deployment, layout: &Layout, shape: &[Dim]) -> Option<String> {
     if let Some((axis, _)) = entries.iter().find(|(a, _)| d.axis_size(*a) <= 1) {
         return Some(format!("axis {} has one rank", axis.name()));
     }
-    let family = |a: Axis| match a {
-        Axis::Tp => 0,
-        Axis::AttnTp | Axis::AttnDp => 1,
-        Axis::Ep | Axis::MoeTp => 2,
-    };
-    if entries.windows(2).any(|w| family(w[0].0) != family(w[1].0)) {
+    let twice = |(i, (a, _)): (usize, &(Axis, Placement))| entries[i + 1..].iter().any(|(b, _)| !independent(d, shape, *a, *b));
+    if entries.iter().enumerate().any(twice) {
         return Some(format!("{layout} names the same ranks twice"));
     }
     if entries.iter().filter(|(_, p)| *p == Placement::Partial).count() > 1 {
@@ -193,19 +235,36 @@ fn misformed(d: &Deployment, layout: &Layout, shape: &[Dim]) -> Option<String> {
             return Some(format!("there is no dimension {index}"));
         };
         let legal = match dim {
-            Dim::KvRows | Dim::LogitsRows => *axis == Axis::AttnDp,
+            Dim::KvRows => matches!(axis, Axis::AttnDp | Axis::Dcp),
+            Dim::LogitsRows => *axis == Axis::AttnDp,
             Dim::Received => *axis == Axis::Ep,
-            Dim::Tokens => true,
-            _ => *axis != Axis::AttnDp,
+            Dim::Tokens => !matches!(axis, Axis::Dcp | Axis::HeadTp),
+            // What each rank of a decode-context group found in its own cache rows.
+            Dim::Fixed(_) if index == 2 => *axis != Axis::AttnDp,
+            _ => !matches!(axis, Axis::AttnDp | Axis::Dcp),
         };
         if !legal {
             return Some(format!("dimension {index} cannot be cut over {}", axis.name()));
         }
-        if cuts(index).count() > 1 && *dim != Dim::Tokens {
+        if cuts(index).count() > 1 && !matches!(dim, Dim::Tokens | Dim::KvRows) {
             return Some(format!("dimension {index} is cut over two axes"));
         }
     }
     None
+}
+
+/// Whether two axes number different coordinates of a rank, so that a tensor may be cut over both.
+fn independent(d: &Deployment, shape: &[Dim], a: Axis, b: Axis) -> bool {
+    match (a, b) {
+        (Axis::AttnTp | Axis::HeadTp | Axis::Dcp, Axis::AttnDp) | (Axis::AttnDp, Axis::AttnTp | Axis::HeadTp | Axis::Dcp) => true,
+        (Axis::Ep, Axis::MoeTp) | (Axis::MoeTp, Axis::Ep) | (Axis::HeadTp, Axis::Dcp) | (Axis::Dcp, Axis::HeadTp) => true,
+        // Key-value heads that the ranks of a decode-context group share leave its coordinate free for rows.
+        (heads @ (Axis::Tp | Axis::AttnTp), Axis::Dcp) => match shape {
+            [Dim::KvRows, row] => row_is_shared(row, d.axis_size(heads), d.dcp),
+            _ => false,
+        },
+        _ => false,
+    }
 }
 
 /// Layouts of a node's results.
@@ -217,7 +276,9 @@ fn results(v: View<'_>) -> Result<Vec<Layout>, Illegal> {
             Some(Placement::Partial) => Ok(vec![layout.without(axis)]),
             _ => Err(illegal(format!("there is nothing to sum over {}: operand 0 is {layout}", axis.name()))),
         },
+        Op::ReduceScatter { axis: Axis::Dcp, dim: 1 } => scatter_heads(d, layout).map(|l| vec![l]),
         Op::ReduceScatter { axis, dim } => reduce_scatter(v, d, layout, axis, dim).map(|l| vec![l]),
+        Op::AllGather { axis: Axis::Dcp, dim: 1 } => gather_heads(d, layout).map(|l| vec![l]),
         Op::AllGather { axis, dim } => gather(layout, axis, dim).map(|l| vec![l]),
         Op::Slice { axis, dim } => match layout.get(axis) {
             None => cut(v, d, layout, axis, dim).map(|l| vec![l]),
@@ -228,7 +289,21 @@ fn results(v: View<'_>) -> Result<Vec<Layout>, Illegal> {
             true => Ok(vec![own_rows(d)]),
             false => Err(illegal(format!("operand 0 must be shard0@ep, as an all-to-all leaves it, not {layout}"))),
         },
+        Op::GqaAttention { split_context: true, .. } => by_axis(v, d).and_then(|l| same_heads(v, d).map(|()| l)),
         _ => by_axis(v, d),
+    }
+}
+
+/// Under decode context parallelism a rank's queries are those of the key-value heads that it holds.
+fn same_heads(v: View<'_>, d: &Deployment) -> Result<(), Illegal> {
+    let heads = head_axis(d);
+    let cut = |i: usize, axis: Axis| v.input(i).is_some_and(|t| t.layout.get(axis) == Some(Placement::Shard(1)));
+    let queries = cut(0, Axis::HeadTp) || d.axis_size(Axis::HeadTp) == 1;
+    match queries && cut(1, heads) {
+        true => Ok(()),
+        false => {
+            Err(illegal(format!("queries must be shard1@head_tp and the cache shard1@{}: a rank attends with its own heads", heads.name())))
+        }
     }
 }
 
@@ -261,6 +336,30 @@ fn gather(layout: Layout, axis: Axis, dim: u8) -> Result<Layout, Illegal> {
         }
         _ => Ok(rest),
     }
+}
+
+/// The axis that cuts attention heads in a deployment.
+fn head_axis(d: &Deployment) -> Axis {
+    if d.dp_attention > 1 { Axis::AttnTp } else { Axis::Tp }
+}
+
+/// Heads of each rank become the heads of its decode-context group.
+fn gather_heads(d: &Deployment, layout: Layout) -> Result<Layout, Illegal> {
+    let heads = head_axis(d);
+    if d.dcp <= 1 || layout.get(heads) != Some(Placement::Shard(1)) {
+        return Err(illegal(format!("a gather of heads over dcp needs shard1@{}, operand 0 is {layout}", heads.name())));
+    }
+    let rest = layout.without(heads);
+    Ok(if d.axis_size(Axis::HeadTp) > 1 { rest.with(Axis::HeadTp, Placement::Shard(1)) } else { rest })
+}
+
+/// Summands over a decode-context group become sums of each rank's own heads.
+fn scatter_heads(d: &Deployment, layout: Layout) -> Result<Layout, Illegal> {
+    let gathered = d.axis_size(Axis::HeadTp) == 1 || layout.get(Axis::HeadTp) == Some(Placement::Shard(1));
+    if layout.get(Axis::Dcp) != Some(Placement::Partial) || !gathered {
+        return Err(illegal(format!("operand 0 must be a summand over dcp with heads cut over head_tp, it is {layout}")));
+    }
+    Ok(layout.without(Axis::Dcp).without(Axis::HeadTp).with(head_axis(d), Placement::Shard(1)))
 }
 
 /// A slice or a scatter makes a new innermost cut of a dimension.
@@ -320,6 +419,9 @@ fn legal_here(when: When, axis: Axis, v: View<'_>) -> bool {
         When::Experts => axis == Axis::Ep && !received,
         When::ExpertSlices => axis == Axis::MoeTp && !received,
         When::Received => axis == Axis::Ep && received,
+        When::Context => axis == Axis::Dcp,
+        When::GatheredHeads => axis == Axis::HeadTp,
+        When::OwnHeads => axis == Axis::Tp || axis == Axis::AttnTp,
     }
 }
 

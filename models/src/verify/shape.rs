@@ -252,7 +252,7 @@ fn grouped(v: View<'_>) -> Shapes {
                 _ => return Err(format!("the cache must hold keys and values of {head_dim}, whose heads divide {count}")),
             }
             shaped(v, 2, &[packed(count, 1)?])?;
-            Ok(vec![vec![r.clone(), q.clone()]])
+            attended(v, r, q.clone(), count)
         }
         Op::LinearAttention { key_heads, value_heads, key_dim, value_dim, conv_width } => {
             let (r, qkvz) = rows(v, 0)?;
@@ -264,6 +264,29 @@ fn grouped(v: View<'_>) -> Shapes {
             Ok(vec![vec![r.clone(), Dim::Packed(vec![val])]])
         }
         _ => Ok(Vec::new()),
+    }
+}
+
+/// Results of attention: of the whole context, or of a rank's rows of it with the sum of exponentials of each head.
+fn attended(v: View<'_>, rows: &Dim, o: Dim, heads: u32) -> Shapes {
+    if !matches!(v.node.op, Op::GqaAttention { split_context: true, .. } | Op::MlaDecode { split_context: true, .. }) {
+        return Ok(vec![vec![rows.clone(), o]]);
+    }
+    let parts = Dim::Fixed(u64::from(v.graph.deployment.dcp));
+    Ok(vec![vec![rows.clone(), o, parts.clone()], vec![rows.clone(), packed(heads, 1)?, parts]])
+}
+
+/// What the ranks of a decode-context group found, to be added up.
+fn merged(v: View<'_>) -> Shapes {
+    let parts = Dim::Fixed(u64::from(v.graph.deployment.dcp));
+    match (v.input(0).map(|t| t.shape.as_slice()), v.input(1).map(|t| t.shape.as_slice())) {
+        (Some([r, o, p]), Some([lr, heads, lp])) if *p == parts && *lp == parts && r == lr && is_rows(r) => {
+            match (segments(o), segments(heads)) {
+                ([o_heads], [lse]) if o_heads.units == lse.units && lse.width == 1 => Ok(vec![vec![r.clone(), o.clone()]]),
+                _ => Err("operand 1 must be a number for each head of operand 0".into()),
+            }
+        }
+        _ => Err(format!("operands must be rows with {} parts, one a rank of dcp", dim_text(&parts))),
     }
 }
 
@@ -313,8 +336,9 @@ fn latent(v: View<'_>) -> Shapes {
             if let Some(topk) = sparse_topk {
                 shaped(v, 2, &[r.clone(), Dim::Fixed(u64::from(*topk))])?;
             }
-            Ok(vec![vec![r.clone(), packed(count, u64::from(*kv_lora))?]])
+            attended(v, r, packed(count, u64::from(*kv_lora))?, count)
         }
+        Op::MergeContext => merged(v),
         Op::MlaExpandValue { nope, v_dim } => {
             let ((r, o), (n, k)) = (rows(v, 0)?, matrix(v, 1)?);
             let Dim::Fixed(kv_lora) = k else { return Err("operand 1 must contract over kv_lora".into()) };
@@ -376,6 +400,9 @@ fn element_types(v: View<'_>) -> Vec<String> {
         }
         Op::Linear { role: LinearRole::Router } => must("result", 0, v.output(0), &|t| t == DType::F32, "f32"),
         Op::Route { .. } => must("result", 1, v.output(1), &|t| t == DType::F32, "f32"),
+        Op::GqaAttention { split_context: true, .. } | Op::MlaDecode { split_context: true, .. } => {
+            must("result", 1, v.output(1), &|t| t == DType::F32, "f32");
+        }
         _ => {}
     }
     for (i, t) in v.inputs().enumerate() {

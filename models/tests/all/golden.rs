@@ -29,7 +29,7 @@ fn check(file: &str, actual: &str) {
 }
 
 fn planned(model: &str, step: &Step, deployment: &Deployment) -> moetwin_models::Graph {
-    plan(&fixture(model), step, deployment, &BuildOptions { dump: true }).unwrap_or_else(|e| panic!("{e}"))
+    plan(&fixture(model), step, deployment, &BuildOptions { dump: true, ..BuildOptions::default() }).unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn decode() -> Step {
@@ -67,6 +67,31 @@ fn all_to_all_with_placement() {
 fn data_parallel_attention_in_stages() {
     let d = Deployment { tp: 4, pp: 2, dp_attention: 2, ..Deployment::single() };
     check("deepseek-tp4-dp2-pp2.txt", &text::print(&planned("tiny-deepseek-v3", &ragged_prefill(), &d)));
+}
+
+#[test]
+fn one_graph_of_every_family() {
+    let families = [
+        "tiny-deepseek-v2",
+        "tiny-kimi-k2-int4",
+        "tiny-qwen2-moe",
+        "tiny-qwen3-moe",
+        "tiny-mixtral",
+        "tiny-olmoe",
+        "tiny-glm4-moe",
+        "tiny-gpt-oss",
+    ];
+    for family in families {
+        check(&format!("{family}.txt"), &text::print(&planned(family, &decode(), &Deployment::single())));
+    }
+}
+
+#[test]
+fn a_context_dealt_out() {
+    let d = Deployment { tp: 4, dcp: 2, ..Deployment::single() };
+    check("deepseek-tp4-dcp2.txt", &text::print(&planned("tiny-deepseek-v3", &decode(), &d)));
+    let d = Deployment { tp: 4, dcp: 2, ..Deployment::single() };
+    check("gpt-oss-tp4-dcp2.txt", &text::print(&planned("tiny-gpt-oss", &decode(), &d)));
 }
 
 #[test]

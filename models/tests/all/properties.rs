@@ -7,7 +7,7 @@ use moetwin_models::build::{BuildOptions, forward};
 use moetwin_models::{Deployment, NodeId, Op, RankId, TensorKind, plan, shard, text, verify, zoo};
 use proptest::prelude::*;
 
-const DUMP: BuildOptions = BuildOptions { dump: true };
+const DUMP: BuildOptions = BuildOptions { dump: true, absorbed: false };
 
 fn shown(faults: &[moetwin_models::verify::Fault]) -> String {
     faults.iter().take(5).map(|f| format!("{f}\n")).collect()

@@ -8,9 +8,9 @@ use crate::executor::{Executor, ProgramKey};
 use crate::program::{BufferId, Command, Place, Program};
 use crate::weights::{WeightSource, load_weight};
 use moetwin_kernels::reference::collective::{CollectiveError, held_ranges, slice};
-use moetwin_kernels::reference::{self, Array, CacheSlot, LocalContext, Real, ReferenceError};
+use moetwin_kernels::reference::{self, Array, CacheSlot, LocalContext, Real, ReferenceError, Turn};
 use moetwin_models::graph::SplitError;
-use moetwin_models::{Axis, Graph, IdVec, Node, Op, RankId, Sequence, TensorKind};
+use moetwin_models::{Axis, Deployment, Graph, IdVec, Node, Op, RankId, Sequence, TensorKind};
 
 /// What the host hands over for a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl<T: Real> ReferenceExecutor<T> {
     /// Allocates one rank's KV pool for a program's batch.
     pub fn allocate_kv(&mut self, program: &Program, rank: RankId) {
         let graph = &program.graph;
-        let rows = graph.deployment.attention_sequences(&graph.step, rank).len() * self.capacity;
+        let rows = graph.deployment.attention_sequences(&graph.step, rank).len() * self.rows_a_sequence(&graph.deployment);
         for (_, buffer) in program.ranks[rank].buffers.iter() {
             if let Some(layer) = cache_layer(graph, buffer) {
                 let width = buffer.sizes[1..].iter().product::<u64>() as usize;
@@ -114,6 +114,11 @@ impl<T: Real> ReferenceExecutor<T> {
                 self.ranks[rank].caches.entry(layer).or_insert_with(|| Array::poisoned(&[rows, width], dtype));
             }
         }
+    }
+
+    /// Cache rows that a rank keeps for each of its sequences: a share of the capacity where contexts are dealt out.
+    fn rows_a_sequence(&self, d: &Deployment) -> usize {
+        self.capacity.div_ceil(d.dcp as usize)
     }
 
     /// Runs one step of a program in an order of choice.
@@ -348,10 +353,11 @@ impl<T: Real> Run<'_, T> {
         let by_attention_group = first_input.is_some_and(|t| graph.tensors[t].layout.get(Axis::AttnDp).is_some());
         let range = if by_attention_group { d.attention_sequences(&graph.step, rank) } else { d.replica_sequences(&graph.step, rank) };
         let held = d.attention_sequences(&graph.step, rank);
-        let sequences = range
-            .map(|i| CacheSlot { sequence: self.inputs.sequences[i], cache_start: i.saturating_sub(held.start) * self.executor.capacity })
-            .collect();
-        let mut plain = LocalContext { logits: graph.step.logits, ..LocalContext::default() };
+        let turn = Turn { index: d.axis_index(Axis::Dcp, rank) as usize, of: d.dcp as usize };
+        let rows = self.executor.rows_a_sequence(d);
+        let slot = |i: usize| CacheSlot { sequence: self.inputs.sequences[i], cache_start: i.saturating_sub(held.start) * rows, turn };
+        let sequences = range.map(slot).collect();
+        let mut plain = LocalContext { logits: graph.step.logits, turn, ..LocalContext::default() };
         let mut expert_slots = Vec::new();
         match node.op {
             Op::Embed => plain.vocab_start = graph.local_shape(node.inputs[1], rank)?[0].start as usize,

@@ -149,7 +149,28 @@ fn infinite_logits_are_certain() {
     assert!((even[0] - 0.5).abs() < 0.018, "{even:?}");
 }
 
+/// The shipped tokenizer with bytes changed, removed or cut off. The library that reads it panics on some such files; that must come out
+/// as a refusal too.
+fn damaged(at: prop::sample::Index, kind: u8, byte: u8) -> Vec<u8> {
+    let mut bytes = std::fs::read(folder().join("tokenizer.json")).unwrap();
+    let at = at.index(bytes.len());
+    match kind % 3 {
+        0 => bytes[at] = byte,
+        1 => drop(bytes.remove(at)),
+        _ => bytes.truncate(at),
+    }
+    bytes
+}
+
 proptest! {
+    #[test]
+    fn a_damaged_tokenizer_is_read_or_refused(at: prop::sample::Index, kind: u8, byte: u8) {
+        match TextModel::from_bytes("damaged.json", &damaged(at, kind, byte), 1024) {
+            Ok(model) => { let _ = model.encode("ROMEO: what light"); }
+            Err(e) => prop_assert!(e.to_string().contains("damaged.json"), "{e}"),
+        }
+    }
+
     /// Any tokens, also such that are no text: all pieces are the whole, and no piece ends inside a character.
     #[test]
     fn pieces_are_the_whole(ids in prop::collection::vec(0u32..1030, 0..40)) {

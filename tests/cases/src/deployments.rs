@@ -49,15 +49,17 @@ fn any_sizes() -> impl Strategy<Value = Deployment> {
     let kv = select(vec![DType::Bf16, DType::F32, DType::Fp8]);
     // Divisors of tp by construction; what the model cannot be cut into is left for the pass to refuse.
     let sizes = (select(vec![1u32, 2, 2, 3, 4, 4, 8]), 1u32..=3, any::<prop::sample::Index>(), any::<prop::sample::Index>(), 1u32..=2);
-    (sizes, a2a, kv, any::<bool>()).prop_map(|((tp, pp, dp, ep, replicas), a2a, kv_dtype, placed)| {
+    (sizes, any::<prop::sample::Index>(), a2a, kv, any::<bool>()).prop_map(|((tp, pp, dp, ep, replicas), dcp, a2a, kv_dtype, placed)| {
         let divisors: Vec<u32> = (1..=tp).filter(|d| tp.is_multiple_of(*d)).collect();
         let ep = if a2a == AllToAll::None { *ep.get(&divisors) } else { tp };
+        let dp_attention = *dp.get(&divisors);
+        let shared: Vec<u32> = (1..=tp / dp_attention).filter(|d| (tp / dp_attention).is_multiple_of(*d)).collect();
         Deployment {
             tp,
             pp,
-            dp_attention: *dp.get(&divisors),
+            dp_attention,
             ep,
-            dcp: 1,
+            dcp: *dcp.get(&shared),
             replicas,
             a2a,
             kv_dtype,

@@ -5,6 +5,7 @@
 
 mod config;
 pub mod configs;
+mod deployment;
 pub mod deployments;
 mod graph_text;
 mod index;
@@ -14,6 +15,7 @@ pub mod models;
 mod safetensors;
 
 pub use config::check_config;
+pub use deployment::check_deployment;
 pub use graph_text::check_graph_text;
 pub use index::check_index;
 pub use init_plans::check_init_plan;
@@ -26,6 +28,7 @@ pub type Check = fn(&[u8]);
 /// Every fuzz target, by the name of its file in `fuzz/fuzz_targets` and of its corpus folder.
 pub const TARGETS: &[(&str, Check)] = &[
     ("config", check_config),
+    ("deployment", check_deployment),
     ("graph_text", check_graph_text),
     ("init_plan", check_init_plan),
     ("machine", check_machine),

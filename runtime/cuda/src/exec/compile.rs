@@ -16,16 +16,24 @@ pub struct Cubins {
     pub files: Vec<(&'static str, Vec<u8>)>,
 }
 
+/// What a compiled kernel takes of a multiprocessor, as ptxas reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelResources {
+    /// The kernel.
+    pub kernel: String,
+    /// Registers a thread.
+    pub registers: u32,
+    /// Bytes of local memory that arrays with run-time indices take a thread.
+    pub stack_bytes: u32,
+    /// Bytes stored and loaded because registers ran out.
+    pub spill_bytes: u32,
+    /// Static shared memory a block.
+    pub shared_bytes: u32,
+}
+
 /// Compiles every source for `sm_<architecture>`, or reads it from the cache.
 pub fn compile_all(search: &Search, architecture: &str) -> Result<Cubins, GpuError> {
-    let (_library, version) = nvrtc_version(search).map_err(|e| GpuError::new("NVRTC", e.to_string()))?;
-    let include = include_folder(search).ok_or_else(|| {
-        GpuError::new(
-            "CUDA headers",
-            "cuda_bf16.h not found; install the CUDA toolkit or `pip install nvidia-cuda-runtime nvidia-cuda-crt`, or set CUDA_HOME",
-        )
-    })?;
-    let options = options(architecture, &include)?;
+    let (version, options) = compiler(search, architecture)?;
     let cache = cache_folder();
     let mut files = Vec::new();
     for source in SOURCES {
@@ -47,6 +55,58 @@ pub fn compile_all(search: &Search, architecture: &str) -> Result<Cubins, GpuErr
     Ok(Cubins { files })
 }
 
+/// Compiles every source for `sm_<architecture>` without the cache and returns what each kernel takes, by source.
+pub fn resources(search: &Search, architecture: &str) -> Result<Vec<(&'static str, Vec<KernelResources>)>, GpuError> {
+    let (_, mut options) = compiler(search, architecture)?;
+    options.push(CString::from(c"--ptxas-options=-v"));
+    SOURCES.iter().map(|source| Ok((source.name, parse_resources(&compile_logged(source, &options)?.1)))).collect()
+}
+
+/// ptxas names the kernel, then its stack and spills, then its registers and shared memory, each on a line of its own.
+fn parse_resources(log: &str) -> Vec<KernelResources> {
+    let number = |line: &str, before: &str| -> u32 {
+        let words: Vec<&str> = line.split(before).next().unwrap_or("").split_whitespace().collect();
+        if line.contains(before) { words.last().and_then(|w| w.parse().ok()).unwrap_or(0) } else { 0 }
+    };
+    let mut found: Vec<KernelResources> = Vec::new();
+    for line in log.lines() {
+        if let Some(name) = line.split("entry function '").nth(1).and_then(|rest| rest.split('\'').next()) {
+            let kernel = name.to_owned();
+            found.push(KernelResources { kernel, registers: 0, stack_bytes: 0, spill_bytes: 0, shared_bytes: 0 });
+        }
+        let Some(last) = found.last_mut() else { continue };
+        last.stack_bytes += number(line, " bytes stack frame");
+        last.spill_bytes += number(line, " bytes spill stores") + number(line, " bytes spill loads");
+        last.registers += number(line, " registers");
+        last.shared_bytes += number(line, " bytes smem");
+    }
+    found
+}
+
+/// The compiler's version and the options for an architecture.
+fn compiler(search: &Search, architecture: &str) -> Result<((u32, u32), Vec<CString>), GpuError> {
+    let (library, version) = nvrtc_version(search).map_err(|e| GpuError::new("NVRTC", e.to_string()))?;
+    preload_builtins(library.path());
+    let include = include_folder(search).ok_or_else(|| {
+        GpuError::new(
+            "CUDA headers",
+            "cuda_bf16.h not found; install the CUDA toolkit or `pip install nvidia-cuda-runtime nvidia-cuda-crt`, or set CUDA_HOME",
+        )
+    })?;
+    Ok((version, options(architecture, &include)?))
+}
+
+/// NVRTC 13.0 of a wheel has no search path of its own: the library of built-in functions beside it is found only once it is loaded.
+fn preload_builtins(nvrtc: &Path) {
+    let Some(entries) = nvrtc.parent().and_then(|folder| fs::read_dir(folder).ok()) else { return };
+    for path in entries.flatten().map(|e| e.path()) {
+        if path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("libnvrtc-builtins.so")) {
+            // SAFETY: NVIDIA's library by name, beside the NVRTC that asks for it; it stays loaded. A failure shows in the compilation.
+            std::mem::forget(unsafe { libloading::Library::new(path) });
+        }
+    }
+}
+
 fn options(architecture: &str, include: &Path) -> Result<Vec<CString>, GpuError> {
     let list = ["--std=c++17".to_owned(), format!("--gpu-architecture=sm_{architecture}"), format!("--include-path={}", include.display())];
     list.into_iter().map(|o| CString::new(o).map_err(|e| GpuError::new("NVRTC options", e.to_string()))).collect()
@@ -64,6 +124,11 @@ fn content_key(source: &Source, architecture: &str, version: (u32, u32)) -> u64 
 }
 
 fn compile(source: &Source, options: &[CString]) -> Result<Vec<u8>, GpuError> {
+    compile_logged(source, options).map(|(cubin, _)| cubin)
+}
+
+/// The CUBIN and what the compiler said.
+fn compile_logged(source: &Source, options: &[CString]) -> Result<(Vec<u8>, String), GpuError> {
     let text = CString::new(source.text).map_err(|e| GpuError::new("NVRTC", e.to_string()))?;
     let name = CString::new(source.name).map_err(|e| GpuError::new("NVRTC", e.to_string()))?;
     let headers: Vec<CString> = HEADERS.iter().filter_map(|h| CString::new(h.text).ok()).collect();
@@ -90,7 +155,7 @@ fn compile(source: &Source, options: &[CString]) -> Result<Vec<u8>, GpuError> {
     // SAFETY: the program was created above; the options outlive the call.
     let compiled = unsafe { sys::nvrtcCompileProgram(program, options.len() as i32, option_pointers.as_ptr()) };
     let result = match compiled {
-        sys::nvrtcResult::NVRTC_SUCCESS => cubin(program, &check),
+        sys::nvrtcResult::NVRTC_SUCCESS => cubin(program, &check).map(|bytes| (bytes, log(program))),
         code => Err(GpuError::new(format!("compiling {}", source.name), format!("{code:?}: {}", log(program)))),
     };
     // SAFETY: created above, destroyed once.
@@ -140,5 +205,28 @@ fn store(path: &Path, cubin: &[u8]) {
     let beside = path.with_extension(format!("{}.tmp", std::process::id()));
     if fs::write(&beside, cubin).and_then(|()| fs::rename(&beside, path)).is_err() {
         fs::remove_file(&beside).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KernelResources, parse_resources};
+
+    #[test]
+    fn resources_are_read_as_ptxas_prints_them() {
+        let log = "ptxas info    : Compiling entry function 'add' for 'sm_90a'\n\
+                   ptxas info    : Function properties for add\n    16 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\n\
+                   ptxas info    : Used 40 registers, used 1 barriers, 16 bytes cumulative stack size, 132 bytes smem\n\
+                   ptxas info    : Compiling entry function 'argmax' for 'sm_90a'\n\
+                   ptxas info    : Function properties for argmax\n    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+                   ptxas info    : Used 12 registers\n";
+        let of = |kernel: &str, registers, stack_bytes, spill_bytes, shared_bytes| KernelResources {
+            kernel: kernel.into(),
+            registers,
+            stack_bytes,
+            spill_bytes,
+            shared_bytes,
+        };
+        assert_eq!(parse_resources(log), [of("add", 40, 16, 12, 132), of("argmax", 12, 0, 0, 0)]);
     }
 }

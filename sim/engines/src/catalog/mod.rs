@@ -1,0 +1,97 @@
+//! Which model a launch names, and what is known of it: a built-in configuration, a line of a table, or what its name says.
+//!
+//! A name decides facts only, never a verdict: rules see [`Model`], and a question's own figures (`model_facts`) outrank the table's.
+
+mod facts;
+mod names;
+mod quantize;
+mod shape;
+mod table;
+
+pub use quantize::requantize;
+pub use shape::{Amount, LayerParts, Parts, Shape};
+
+use crate::model::Model;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// What is known of the model that `in_command` (a path or a hub id) and `in_words` name. `facts` are the question's own figures;
+/// `flag` is the launch's `--quantization`.
+pub fn resolve(in_command: &str, in_words: &str, facts: &BTreeMap<String, Value>, flag: Option<&str>) -> Model {
+    let mut model = names::of([in_command, in_words]);
+    if model.name.is_empty() {
+        model.name =
+            [in_command, in_words].into_iter().find(|t| !t.trim().is_empty()).unwrap_or("a model that is not named").trim().to_owned();
+    }
+    facts::apply(&mut model, facts);
+    quantize::flag(&mut model, flag);
+    model
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::AttentionKind;
+    use serde_json::json;
+
+    fn named(command: &str, words: &str) -> Model {
+        resolve(command, words, &BTreeMap::new(), None)
+    }
+
+    #[test]
+    fn names_find_configurations_tables_and_sizes() {
+        let kimi = named("moonshotai/Kimi-K2.5", "moonshotai/Kimi-K2.5 (native INT4 experts)");
+        assert_eq!(kimi.class.as_deref(), Some("KimiK25ForConditionalGeneration"));
+        assert_eq!((kimi.weights.method.as_str(), kimi.multimodal), ("int4", true));
+        assert_eq!(kimi.attention, AttentionKind::Mla);
+        let coder = named("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "");
+        assert_eq!((coder.weights.method.as_str(), coder.heads, coder.layers), ("fp8", Some(96), Some(62)));
+        let glm = named("<community>/GLM-4.6-NVFP4", "");
+        assert_eq!((glm.experts, glm.weights.method.as_str()), (Some(160), "nvfp4"));
+        let small = named("<Qwen3.6-35B-A3B-NVFP4>", "");
+        assert_eq!((small.layers, small.full_attention_layers, small.experts), (Some(40), Some(10), Some(256)));
+        let v4 = named("deepseek-ai/DeepSeek-V4-Flash-0731", "");
+        assert_eq!((v4.experts, v4.class.as_deref()), (Some(256), Some("DeepseekV4ForCausalLM")));
+        let unknown = named("someone/Other-70B-A5B-AWQ", "");
+        assert_eq!((unknown.total_params_b, unknown.active_params_b, unknown.weights.method.as_str()), (Some(70.0), Some(5.0), "awq"));
+        assert!(!unknown.assumptions.is_empty());
+        assert_eq!(named("<path>", "DeepSeek-V3/R1 class, PD decode node").experts, Some(256));
+        assert_eq!(named("Qwen/Qwen3-30B-A3B-AWQ", "").weights.method, "awq");
+        assert!(!named("Qwen/Qwen2.5-0.5B-Instruct", "").moe);
+    }
+
+    #[test]
+    fn figures_of_the_question_outrank_the_table() {
+        let facts = [("experts".to_owned(), json!(64)), ("weights_without_table_gib".to_owned(), json!(75.94))].into_iter().collect();
+        let model = resolve("deepseek-ai/DeepSeek-V3", "", &facts, None);
+        assert_eq!(model.experts, Some(64));
+        assert_eq!(model.given["weights_without_table_gib"], 75.94);
+    }
+
+    #[test]
+    fn totals_agree_with_published_parameters() {
+        for (name, total) in [
+            ("deepseek-ai/DeepSeek-V3", 671.0),
+            ("moonshotai/Kimi-K2.5", 1026.0),
+            ("zai-org/GLM-4.6", 353.0),
+            ("Qwen/Qwen3.6-35B-A3B", 35.0),
+            ("deepseek-ai/DeepSeek-V4-Flash", 284.0),
+            ("deepseek-ai/DeepSeek-V4-Pro", 1573.0),
+            ("google/gemma-4-26B-A4B-it", 25.8),
+            ("Qwen/Qwen3.6-27B", 27.0),
+            ("Qwen/Qwen3.8-Flash-Next", 125.0),
+            ("meta-llama/Llama-3.3-70B-Instruct", 70.6),
+        ] {
+            let model = named(name, "");
+            let parts = Parts::of(&model).unwrap_or_else(|| panic!("{name}"));
+            let got = parts.total().params / 1e9;
+            assert!((got / total - 1.0).abs() < 0.05, "{name}: {got} of {total}");
+        }
+        // Checkpoints as loaders report them, GiB; without draft layers where those are not loaded.
+        for (name, gib) in [("deepseek-ai/DeepSeek-V4-Flash", 148.66), ("deepseek-ai/DeepSeek-V4-Pro", 805.0)] {
+            let parts = Parts::of(&named(name, "")).expect("known");
+            let got = (parts.total().bytes + parts.mtp.iter().map(|l| l.total().bytes).sum::<f64>()) / f64::from(1 << 30);
+            assert!((got / gib - 1.0).abs() < 0.03, "{name}: {got} of {gib}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! From words to a machine.
+
+use super::gpus::{find, said_sm};
+use super::{Hardware, Interconnect};
+use crate::question::HardwareText;
+use serde_json::Value;
+
+/// Reads the description of a machine. What it leaves open comes from the table of GPUs; assumptions say so.
+pub fn read(text: &HardwareText) -> Hardware {
+    let described = all_words(text);
+    let gpu = find(&text.gpu).or_else(|| find(&described));
+    let mut hardware = Hardware {
+        gpu: text.gpu.clone(),
+        sm: said_sm(&text.gpu).or(gpu.map(|g| g.sm)),
+        count: text.count.or_else(|| leading_count(&text.gpu)),
+        nodes: hosts(&described),
+        memory_gib: text.memory_gib,
+        memory_gb_s: gpu.map(|g| g.memory_gb_s),
+        unified: gpu.is_some_and(|g| g.unified) || described.contains("unified memory"),
+        cuda: text.cuda.as_deref().and_then(major_minor),
+        driver: text.driver.clone(),
+        words: described.split(|c: char| !c.is_alphanumeric() && c != '.').filter(|w| !w.is_empty()).map(str::to_owned).collect(),
+        fields: text.other.iter().map(|(k, v)| (k.clone(), shown(v))).collect(),
+        ..Hardware::default()
+    };
+    if hardware.memory_gib.is_none()
+        && let Some(gpu) = gpu
+    {
+        hardware.memory_gib = Some(gpu.memory_gib);
+        hardware.assumptions.push(format!("{} GiB of memory a GPU, as drivers report for this model", gpu.memory_gib));
+    }
+    hardware.interconnect = links(&text.interconnect.to_lowercase(), hardware.count).unwrap_or_else(|| {
+        let assumed = match (hardware.count, gpu) {
+            (Some(1), _) => return Interconnect::Single,
+            (_, Some(gpu)) if !gpu.unified => gpu.link,
+            _ => Interconnect::Unknown,
+        };
+        if assumed != Interconnect::Unknown {
+            hardware.assumptions.push(format!("the GPUs are connected by {}, as usual for this model", assumed.words()));
+        }
+        assumed
+    });
+    hardware
+}
+
+impl Interconnect {
+    /// For people.
+    pub fn words(self) -> &'static str {
+        match self {
+            Interconnect::Single => "nothing (one GPU)",
+            Interconnect::Nvlink => "NVLink between all pairs",
+            Interconnect::NvlinkPairs => "NVLink between some pairs",
+            Interconnect::Pcie => "PCI Express",
+            Interconnect::Unknown => "links that are not described",
+        }
+    }
+}
+
+fn all_words(text: &HardwareText) -> String {
+    let mut all = format!("{} {}", text.gpu, text.interconnect);
+    for value in text.other.values() {
+        all.push(' ');
+        all.push_str(&shown(value));
+    }
+    all.to_lowercase()
+}
+
+fn shown(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// Links as described; `None` where nothing is said.
+fn links(text: &str, count: Option<u32>) -> Option<Interconnect> {
+    if count == Some(1) || text.contains("single gpu") {
+        return Some(Interconnect::Single);
+    }
+    if let Some(at) = text.find("nvlink") {
+        let before = text[..at].trim_end();
+        let denied = before.ends_with("no") || before.ends_with("without") || before.ends_with("hides");
+        let unused = text[at..].starts_with("nvlink used") && before.ends_with("no");
+        if !denied && !unused {
+            let pairs =
+                ["pair", "bridge", " only", "between gpu"].iter().any(|word| text[at..].contains(word)) && !text.contains("nvswitch");
+            return Some(if pairs && count != Some(2) { Interconnect::NvlinkPairs } else { Interconnect::Nvlink });
+        }
+        return Some(Interconnect::Pcie);
+    }
+    if text.contains("nvswitch") || text.contains("sxm") {
+        return Some(Interconnect::Nvlink);
+    }
+    if text.contains("pcie") || text.contains("pci express") {
+        return Some(Interconnect::Pcie);
+    }
+    None
+}
+
+/// `2x RTX 3090`, `8 x H200`.
+fn leading_count(text: &str) -> Option<u32> {
+    let digits: String = text.trim_start().chars().take_while(char::is_ascii_digit).collect();
+    let rest = text.trim_start()[digits.len()..].trim_start();
+    (rest.starts_with('x') || rest.starts_with('×')).then(|| digits.parse().ok()).flatten().filter(|n| (1..=4096).contains(n))
+}
+
+/// `2 nodes x 1 GPU`, `two hosts`, `inside 4 nodes x 8`.
+fn hosts(text: &str) -> u32 {
+    const NUMBERS: &[(&str, u32)] = &[("one", 1), ("two", 2), ("three", 3), ("four", 4), ("eight", 8)];
+    let words: Vec<&str> = text.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()).collect();
+    for pair in words.windows(2) {
+        if matches!(pair[1], "node" | "nodes" | "host" | "hosts" | "sparks" | "machines") {
+            let said = pair[0].parse().ok().or_else(|| NUMBERS.iter().find(|(w, _)| *w == pair[0]).map(|(_, n)| *n));
+            if let Some(n) = said.filter(|n| (1..=1024).contains(n)) {
+                return n;
+            }
+        }
+    }
+    1
+}
+
+/// `13.0`, `12.2 (driver-reported)`, `cu129`.
+fn major_minor(text: &str) -> Option<(u32, u32)> {
+    let text = text.trim().trim_start_matches(['v', 'V']);
+    if let Some(digits) = text.strip_prefix("cu") {
+        let (major, minor) = digits.split_at_checked(2)?;
+        return Some((major.parse().ok()?, minor.chars().next()?.to_digit(10)?));
+    }
+    let mut parts = text.split(|c: char| !c.is_ascii_digit()).filter(|p| !p.is_empty());
+    Some((parts.next()?.parse().ok()?, parts.next().and_then(|m| m.parse().ok()).unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(gpu: &str, count: u32, interconnect: &str) -> Hardware {
+        read(&HardwareText { gpu: gpu.into(), count: Some(count), interconnect: interconnect.into(), ..HardwareText::default() })
+    }
+
+    #[test]
+    fn links_and_hosts_are_read() {
+        assert_eq!(of("RTX PRO 6000", 8, "PCIe Gen5, no NVLink").interconnect, Interconnect::Pcie);
+        assert_eq!(of("H200", 8, "NVLink/NVSwitch").interconnect, Interconnect::Nvlink);
+        assert_eq!(of("H100 NVL (SM90)", 3, "NVLink between GPU 0 and 1 only, KVM VM").interconnect, Interconnect::NvlinkPairs);
+        assert_eq!(of("H200", 8, "").interconnect, Interconnect::Nvlink);
+        assert_eq!(of("RTX 4090 24GB", 32, "PCIe inside 4 nodes x 8, network between nodes").nodes, 4);
+        assert_eq!(of("GB10 DGX Spark (SM121)", 2, "two hosts, 200G RoCE, unified memory").nodes, 2);
+        assert!(of("GB10 DGX Spark (SM121)", 1, "").unified);
+        assert_eq!(of("V100 (SM70)", 16, "PCIe through the host, no NVLink used").interconnect, Interconnect::Pcie);
+        assert_eq!(read(&HardwareText { gpu: "2x RTX 3090".into(), ..HardwareText::default() }).count, Some(2));
+    }
+
+    #[test]
+    fn cuda_versions_are_read() {
+        assert_eq!(major_minor("12.2 (driver-reported)"), Some((12, 2)));
+        assert_eq!(major_minor("cu130"), Some((13, 0)));
+        assert_eq!(major_minor("13.0.1"), Some((13, 0)));
+        assert_eq!(major_minor("unknown"), None);
+    }
+}

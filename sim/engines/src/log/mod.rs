@@ -1,0 +1,1 @@
+//! Start-up logs of SGLang and vLLM.
