@@ -2,14 +2,15 @@
 
 use crate::error::{Failure, InputError, Outcome};
 use crate::output;
-use crate::report::{check_json, check_text};
+use crate::report::check_json::{self, Logged};
+use crate::report::check_text;
 use crate::resolve::read_text;
 use clap::Args;
 use moetwin::engines::question::{HardwareText, Question};
 use moetwin::engines::verdict::{self, Answer, CheckError, Starts};
-use moetwin::engines::{Version, case, command};
+use moetwin::engines::{Version, case, command, log};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `moetwin check`.
 #[derive(Args)]
@@ -32,6 +33,9 @@ Read the whole question from a JSON file: framework, framework_version, model, h
 extra_env, model_facts"
     )]
     from: Option<PathBuf>,
+    /// A start-up log of this launch: its figures replace predicted ones, and the step it died in is named
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
     /// Version of the engine [default: the newest known]
     #[arg(long, value_name = "V")]
     engine_version: Option<String>,
@@ -64,16 +68,25 @@ extra_env, model_facts"
 /// Answers and prints.
 pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     let question = question(args)?;
-    let answer = verdict::check(&question).map_err(|e| match e {
+    let mut answer = verdict::check(&question).map_err(|e| match e {
         CheckError::Command(e) => Failure::from(InputError::new("COMMAND", e.to_string())),
         CheckError::Table(e) => Failure::Running(format!("a start-up table is faulty, a defect of moetwin: {e}")),
     })?;
+    let logged = args.log.as_deref().map(|path| pinned(path, &mut answer)).transpose()?;
     if args.json {
-        output::answer_json(&check_json::json(&answer))?;
+        output::answer_json(&check_json::json(&answer, logged.as_ref()))?;
     } else {
-        output::answer(&check_text::text(&question, &answer))?;
+        output::answer(&check_text::text(&question, &answer, logged.as_ref()))?;
     }
     Ok(outcome(&answer))
+}
+
+/// What a log says beside what was predicted; figures of the log replace predicted ones.
+fn pinned(path: &Path, answer: &mut Answer) -> Result<Logged, Failure> {
+    let name = path.to_string_lossy().into_owned();
+    let start = log::read(&read_text("--log", &name, path)?);
+    let figures = log::pin(&start, &mut answer.numbers);
+    Ok(Logged { ending: start.ending(), died_in: start.died_in(), figures })
 }
 
 fn outcome(answer: &Answer) -> Outcome {

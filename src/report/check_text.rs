@@ -1,12 +1,13 @@
 //! What `check` prints for people.
 
+use crate::report::check_json::Logged;
 use moetwin::engines::command::{self, Command};
 use moetwin::engines::question::Question;
 use moetwin::engines::verdict::{Answer, Starts};
 use std::fmt::Write as _;
 
 /// The report.
-pub(crate) fn text(question: &Question, answer: &Answer) -> String {
+pub(crate) fn text(question: &Question, answer: &Answer, logged: Option<&Logged>) -> String {
     let mut out = String::new();
     let verdict = match answer.starts {
         Starts::Yes => "starts",
@@ -26,6 +27,15 @@ pub(crate) fn text(question: &Question, answer: &Answer) -> String {
     list(&mut out, "How it comes to that", &answer.story, true);
     let behind: Vec<String> = answer.next.iter().map(|n| format!("{} at {}: {}", n.kind.name(), n.phase.name(), n.message)).collect();
     list(&mut out, "Behind it, if that were mended", &behind, true);
+    if let Some(logged) = logged {
+        let figures = logged.figures.iter().map(|p| {
+            let predicted = p.predicted.map_or_else(|| "no prediction".to_owned(), |n| format!("predicted {}", figure(n)));
+            format!("{}: logged {}, {predicted}", p.name, figure(p.logged))
+        });
+        let lines: Vec<String> = std::iter::once(logged.ending.clone()).chain(figures).collect();
+        list(&mut out, "What the log says", &lines, false);
+    }
+    memory(&mut out, answer);
     if !answer.numbers.is_empty() {
         let width = answer.numbers.keys().map(String::len).max().unwrap_or(0);
         out.push_str("Figures\n");
@@ -43,6 +53,21 @@ pub(crate) fn text(question: &Question, answer: &Answer) -> String {
     }
     let _ = writeln!(out, "Start-up searched: {} states", answer.states);
     out
+}
+
+/// The fullest rank's memory, line by line.
+fn memory(out: &mut String, answer: &Answer) {
+    if answer.memory.is_empty() {
+        return;
+    }
+    let width = answer.memory.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
+    let card = answer.hardware.memory_gib.map_or_else(String::new, |gib| format!(" of {gib} GiB"));
+    let _ = writeln!(out, "Memory of the fullest rank, GiB{card}");
+    for line in &answer.memory {
+        let while_it_lasts = if line.transient { "  (while it lasts)" } else { "" };
+        let _ = writeln!(out, "  {:13}  {:width$}  {:8.2}{while_it_lasts}", line.phase.name(), line.name, line.gib);
+    }
+    out.push('\n');
 }
 
 fn fixed(verified: bool, then: Option<Starts>) -> &'static str {

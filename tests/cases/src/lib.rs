@@ -7,6 +7,7 @@ mod config;
 pub mod configs;
 mod deployment;
 pub mod deployments;
+mod engines;
 mod graph_text;
 mod index;
 pub mod init_plans;
@@ -17,6 +18,7 @@ pub mod topology;
 
 pub use config::check_config;
 pub use deployment::check_deployment;
+pub use engines::{check_case, check_command, check_log};
 pub use graph_text::check_graph_text;
 pub use index::check_index;
 pub use init_plans::check_init_plan;
@@ -42,6 +44,9 @@ pub const TARGETS: &[(&str, Check)] = &[
     ("import_lspci_tree", check_import_lspci_tree),
     ("import_p2p", check_import_p2p),
     ("import_log", check_import_log),
+    ("launch_case", check_case),
+    ("launch_command", check_command),
+    ("launch_log", check_log),
 ];
 
 /// What every rejection must be: a reason of a readable length, whatever the input was.
