@@ -13,6 +13,7 @@ pub mod init_plans;
 mod machine;
 pub mod models;
 mod safetensors;
+mod start_log;
 
 pub use config::check_config;
 pub use deployment::check_deployment;
@@ -21,6 +22,7 @@ pub use index::check_index;
 pub use init_plans::check_init_plan;
 pub use machine::check_machine;
 pub use safetensors::check_safetensors;
+pub use start_log::check_start_log;
 
 /// Takes any bytes and panics where a promise is broken.
 pub type Check = fn(&[u8]);
@@ -34,6 +36,7 @@ pub const TARGETS: &[(&str, Check)] = &[
     ("machine", check_machine),
     ("safetensors", check_safetensors),
     ("index", check_index),
+    ("start_log", check_start_log),
 ];
 
 /// What every rejection must be: a reason of a readable length, whatever the input was.
