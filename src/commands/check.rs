@@ -23,9 +23,14 @@ Examples:
 Exit code 1 means that it is predicted not to start, to hang, or to fail in service; a degraded launch still is 0.")]
 pub(crate) struct CheckArgs {
     /// Read the whole question from a file
-    #[arg(long, value_name = "FILE", conflicts_with = "command", long_help = "\
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "command",
+        long_help = "\
 Read the whole question from a JSON file: framework, framework_version, model, hardware {gpu, count, memory_gib, interconnect, cuda, driver}, command, \
-extra_env, model_facts")]
+extra_env, model_facts"
+    )]
     from: Option<PathBuf>,
     /// Version of the engine [default: the newest known]
     #[arg(long, value_name = "V")]
@@ -118,7 +123,8 @@ fn pasted(args: &CheckArgs) -> Result<Question, Failure> {
         words => words.iter().map(|w| quoted(w)).collect::<Vec<_>>().join(" "),
     };
     let Some(engine) = command::engine_of(&text) else {
-        let accepted = ["python -m sglang.launch_server ..", "sglang serve ..", "vllm serve ..", "python -m vllm.entrypoints.openai.api_server .."];
+        let accepted =
+            ["python -m sglang.launch_server ..", "sglang serve ..", "vllm serve ..", "python -m vllm.entrypoints.openai.api_server .."];
         return Err(InputError::new("COMMAND", "starts neither SGLang nor vLLM").accepted(accepted).into());
     };
     Ok(Question {

@@ -10,6 +10,14 @@ use crate::question::Engine;
 use crate::settings::Settings;
 use crate::version::Range;
 
+/// Whether the routed experts are stored in one of these schemes, or quantized to it on the way.
+pub fn moe_scheme(model: &Model, settings: &Settings, names: &[&str]) -> bool {
+    match &model.shape.experts_method {
+        Some(method) => names.contains(&method.as_str()),
+        None => names.contains(&model.weights.method.as_str()) || settings.quantization.as_deref().is_some_and(|q| names.contains(&q)),
+    }
+}
+
 /// A backend and why it is the one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
@@ -42,8 +50,7 @@ impl Facts<'_> {
         self.model.class.as_deref().is_some_and(|class| names.iter().any(|n| class.starts_with(n)))
     }
     fn scheme(&self, names: &[&str]) -> bool {
-        names.contains(&self.model.weights.method.as_str())
-            || self.settings.quantization.as_deref().is_some_and(|q| names.iter().any(|n| q == *n))
+        moe_scheme(self.model, self.settings, names)
     }
     fn major(&self) -> u32 {
         self.sm / 10
@@ -198,14 +205,6 @@ pub const DEFAULTS: &[Default] = &[
     vllm(Op::Moe, Range::ALL, |_| true, "triton", "the general default"),
 ];
 
-/// NVFP4 checkpoints whose scheme leaves activations in 16 bit (W4A16), by the catalog's name, with where that was logged.
-const WEIGHT_ONLY_NVFP4: &[(&str, &str)] = &[("qwen3.6-35b-a3b", "selection reasons logged by vLLM of 2026-06")];
-
-/// Whether an NVFP4 checkpoint of this model is a weight-only one.
-pub fn nvfp4_weight_only(model: &Model) -> bool {
-    model.weights.method == "nvfp4" && WEIGHT_ONLY_NVFP4.iter().any(|(name, _)| model.name == *name)
-}
-
 fn topk(f: &Facts<'_>) -> u32 {
     f.settings.flag("--speculative-eagle-topk").and_then(|t| t.parse().ok()).unwrap_or(1)
 }
@@ -240,9 +239,9 @@ pub fn sglang_attention_refused(backend: &str, mla: bool, sm: u32) -> Option<&'s
     }
     let major = sm / 10;
     match backend {
-        "trtllm_mla" if !matches!(major, 10 | 11 | 12) => Some("TensorRT-LLM's latent attention needs Blackwell"),
+        "trtllm_mla" if !matches!(major, 10..=12) => Some("TensorRT-LLM's latent attention needs Blackwell"),
         "trtllm_mha" if major != 10 => Some("TensorRT-LLM's attention kernels are built for SM100 and SM103 only"),
-        "fa3" if major != 9 && !(major == 8 && !mla) => Some("FlashAttention 3 needs SM90 (SM80 to SM89 without latent attention)"),
+        "fa3" if major != 9 && (major != 8 || mla) => Some("FlashAttention 3 needs SM90 (SM80 to SM89 without latent attention)"),
         "hpc_ops" if major != 9 => Some("HPC-Ops needs SM90"),
         _ => None,
     }

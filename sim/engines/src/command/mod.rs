@@ -233,10 +233,9 @@ impl Arguments<'_> {
             return (flags::find(self.engine, "-O"), Some(level.trim_start_matches('.').to_owned()));
         }
         // `--no-flag` switches off what argparse's boolean actions switch on.
-        if let Some(flag) = written.strip_prefix("--no-").and_then(|name| flags::find(self.engine, &format!("--{name}"))) {
-            if flag.value == Value::Switch {
-                return (Some(flag), Some("false".to_owned()));
-            }
+        let positive = written.strip_prefix("--no-").and_then(|name| flags::find(self.engine, &format!("--{name}")));
+        if let Some(flag) = positive.filter(|f| f.value == Value::Switch) {
+            return (Some(flag), Some("false".to_owned()));
         }
         match flags::beginning_with(self.engine, written, self.version)[..] {
             [flag] if written.len() > 4 => (Some(flag), None),

@@ -163,7 +163,7 @@ fn model_backends(d: &mut Draft<'_>) {
         "trtllm_mla" | "trtllm_mha" | "nsa" | "dsa" => Some(64),
         _ => None,
     };
-    if let Some(page) = page.filter(|p| d.settings.page_size % p != 0) {
+    if let Some(page) = page.filter(|p| !d.settings.page_size.is_multiple_of(*p)) {
         d.settings.page_size = page;
         d.settings.wrote("page_size", page, format!("attention backend {}", d.settings.attention_backend));
     }

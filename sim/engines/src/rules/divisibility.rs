@@ -73,7 +73,7 @@ fn fault(phase: Phase, name: &str, message: String) -> Finding {
 
 /// The largest smaller sizes that are legal in `fits`, as fixes.
 fn legal_tps(launch: &Launch<'_>, finding: Finding, fits: impl Fn(u64) -> bool) -> Finding {
-    let legal = launch.smaller_tps().into_iter().filter(|tp| fits(u64::from(*tp))).take(2);
+    let legal = launch.smaller_tps().into_iter().filter(|tp| fits(u64::from(*tp))).take(4);
     legal.fold(finding, |f, tp| f.fix(Fix::set(launch.tp_flag(), tp)))
 }
 
@@ -142,7 +142,7 @@ fn inert_a2a(launch: &Launch<'_>) -> Option<String> {
 fn expert_blocks(launch: &Launch<'_>) -> Vec<Finding> {
     let (Some((block, _)), Some(width)) = (launch.model.weights.block, launch.model.moe_intermediate) else { return Vec::new() };
     let moe_tp = u64::from(launch.settings.moe_tp);
-    if block < 2 || !launch.scheme(&["fp8"]) || width % moe_tp != 0 || (width / moe_tp).is_multiple_of(block) {
+    if block < 2 || !launch.expert_scheme(&["fp8"]) || width % moe_tp != 0 || (width / moe_tp).is_multiple_of(block) {
         return Vec::new();
     }
     let shard = width / moe_tp;
@@ -160,7 +160,7 @@ fn expert_blocks(launch: &Launch<'_>) -> Vec<Finding> {
 fn expert_groups(launch: &Launch<'_>) -> Vec<Finding> {
     let (Some(group), Some(width)) = (launch.model.weights.group, launch.model.moe_intermediate) else { return Vec::new() };
     let moe_tp = u64::from(launch.settings.moe_tp);
-    if group < 2 || !launch.scheme(&["awq", "gptq", "int4"]) || width % moe_tp != 0 || (width / moe_tp).is_multiple_of(group) {
+    if group < 2 || !launch.expert_scheme(&["awq", "gptq", "int4"]) || width % moe_tp != 0 || (width / moe_tp).is_multiple_of(group) {
         return Vec::new();
     }
     let shard = width / moe_tp;

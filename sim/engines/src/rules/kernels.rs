@@ -129,7 +129,7 @@ fn backend(launch: &Launch<'_>) -> Vec<Finding> {
             continue;
         }
         let rows = backends::kernel(engine, op, name).filter(|k| k.range.contains(&launch.settings.version));
-        let missing = rows.filter(|k| k.scheme.is_empty() || launch.scheme(&[k.scheme])).find(|k| !k.has(launch.sm()));
+        let missing = rows.filter(|k| k.scheme.is_empty() || launch.expert_scheme(&[k.scheme])).find(|k| !k.has(launch.sm()));
         let Some(kernel) = missing else { continue };
         let by = launch.settings.writes.iter().rev().find(|w| w.field == if op == Op::Moe { "moe_backend" } else { "attention_backend" });
         let chosen = if launch.settings.has(flag) {

@@ -90,6 +90,10 @@ impl Launch<'_> {
     pub fn scheme(&self, names: &[&str]) -> bool {
         names.contains(&self.model.weights.method.as_str()) || self.settings.quantization.as_deref().is_some_and(|q| names.contains(&q))
     }
+    /// The routed experts are stored in one of these schemes, or quantized to it on the way.
+    pub fn expert_scheme(&self, names: &[&str]) -> bool {
+        crate::backends::moe_scheme(self.model, self.settings, names)
+    }
     /// Name of the flag that sets the tensor-parallel size.
     pub fn tp_flag(&self) -> &'static str {
         match self.settings.engine {

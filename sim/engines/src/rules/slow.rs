@@ -121,7 +121,7 @@ fn fp8_cache(launch: &Launch<'_>) -> Vec<Finding> {
 }
 
 fn p2p_off(launch: &Launch<'_>) -> Vec<Finding> {
-    let off = launch.settings.env_on("NCCL_P2P_DISABLE") || launch.described("p2p_off");
+    let off = launch.settings.env_on("NCCL_P2P_DISABLE");
     if !off || launch.settings.tp < 2 || !pcie(launch) || launch.ranks_per_host() < 2 {
         return Vec::new();
     }

@@ -54,7 +54,7 @@ fn sglang(launch: &Launch<'_>) -> Vec<(&'static str, bool)> {
         ("graphs", s.graphs.enabled),
         ("a2a", s.a2a_active),
         ("flashinfer_a2a", flashinfer_a2a),
-        ("lazy_buffers", s.a2a == "deepep_v2" && !s.version.since_day(20260912)),
+        ("lazy_buffers", s.a2a == "deepep_v2" && !s.version.since_day(20260920)),
         ("quantized_dispatch", quantized),
         ("dispatched_router_rows", quantized && !launch.scheme(&["int4", "awq", "gptq"])),
         ("dispatch_algorithm", eplb || s.has("--ep-dispatch-algorithm")),

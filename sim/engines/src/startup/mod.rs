@@ -14,7 +14,7 @@ pub use table::{Item, Row, Table, TableError, table};
 
 use crate::finding::{Finding, Kind, Phase};
 use crate::rules::Launch;
-use moetwin_runtime::init::{CheckedPlan, Fact, Fault, InitPhase, InitPlan, InitStep, PlanError, Worker};
+use moetwin_runtime::init::{Breach, CheckedPlan, Fact, Fault, InitPhase, InitPlan, InitStep, PlanError, Worker};
 use moetwin_sim::explore::{DEFAULT_MAX_STATES, End, Story, explore};
 
 /// What the search of a start-up says.
@@ -52,7 +52,7 @@ pub fn search(launch: &Launch<'_>) -> Result<Search, PlanError> {
             out.steps = steps;
         }
         // What shows first in time: the story that ends in the earliest step of its rank.
-        let first = verdict.stories().min_by_key(|story| story.end.step().map_or(usize::MAX, |step| step.0 as usize));
+        let first = verdict.stories().min_by_key(|story| moment(&checked, story));
         let Some(story) = first else { return Ok(out) };
         let (finding, mend) = tell(launch, &rows, &checked, story, verdict.states);
         out.findings.push(finding);
@@ -61,6 +61,15 @@ pub fn search(launch: &Launch<'_>) -> Result<Search, PlanError> {
             _ => return Ok(out),
         }
     }
+}
+
+/// When a story ends: in which step of its rank, and with which of the things that the step reads.
+fn moment(plan: &CheckedPlan, story: &Story) -> (usize, usize) {
+    let Some(step) = story.end.step() else { return (usize::MAX, 0) };
+    let missing = if let End::Breach(Breach { fault: Fault::Missing(fact), .. }) = &story.end { Some(fact) } else { None };
+    let live = plan.live(story.end.rank(), step);
+    let read = missing.zip(live).and_then(|(fact, live)| live.reads.iter().position(|r| r == fact));
+    (step.0 as usize, read.unwrap_or(0))
 }
 
 /// The plan in which what `mended` names is there from the beginning, and is not made again while a graph is captured.

@@ -56,6 +56,22 @@ fn described(fact: &Fact) -> (String, &'static str) {
     }
 }
 
+/// Conditions that are no flag of the command line, in words for people: (name, what it means that it is off).
+const CONDITIONS: &[(&str, &str)] = &[
+    ("quantized_dispatch", "the weights are in none of the formats that tell the dispatcher"),
+    ("dispatched_router_rows", "the weight-only experts take the router's rows as they are"),
+    ("two_batch_overlap", "two-batch overlap is off"),
+];
+
+/// Why a gate is closed, for people.
+fn in_words(closed: &str) -> String {
+    let text = closed.replace(
+        "flag `moe_tp_group_left_out` holds",
+        "this version enters the tensor-parallel group only, and experts are reduced in another",
+    );
+    CONDITIONS.iter().fold(text, |text, (name, words)| text.replace(&format!("flag `{name}` is off"), words))
+}
+
 /// The rule's name: the invariant's, or for an item of the tables the item's own.
 fn invariant(breach: &Breach, fact: &Fact) -> String {
     match fact {
@@ -108,8 +124,10 @@ pub(super) fn missing(
     let (what, why) = described(fact);
     let writer = writer(launch, rows, plan, fact);
     let reason = match &writer {
-        Writer::StoredNothing(name, closed) => format!("the step that sets it, `{name}`, ran and stored nothing, because {closed}"),
-        Writer::Closed(name, closed) => format!("the step that would set it, `{name}`, does not run in this launch: {closed}"),
+        Writer::StoredNothing(name, closed) => {
+            format!("the step that sets it, `{name}`, ran and stored nothing, because {}", in_words(closed))
+        }
+        Writer::Closed(name, closed) => format!("the step that would set it, `{name}`, does not run in this launch: {}", in_words(closed)),
         Writer::Later(name, source) => format!("this version has no step that sets it (later ones do: {name}; {source})"),
         Writer::None => "no step sets it".to_owned(),
     };
@@ -117,7 +135,7 @@ pub(super) fn missing(
     let mut finding = Finding::fails(phase, Kind::MissingInit, &invariant(breach, fact), message);
     if let Writer::StoredNothing(name, _) = &writer {
         finding = finding
-            .because(format!("no race: it is so in every interleaving of the ranks ({states} states visited), for `{name}` is behind it on the same thread of each rank"))
+            .because(format!("no race: it is so in every interleaving of the ranks ({states} states visited), for `{name}` comes earlier on the same thread of each rank"))
             .because(format!("not the draft worker's gate: `{name}` ran for the target model, only its write has a closed gate"));
         if launch.settings.engine == Engine::Sglang && !launch.settings.eplb && matches!(fact, Fact::ExpertMetadata(Worker::Target)) {
             finding = finding.because(eplb_instead(rows));
@@ -148,7 +166,7 @@ pub(super) fn in_capture(launch: &Launch<'_>, breach: &Breach, subject: &Fact, s
         breach.invariant.why
     );
     let finding = Finding::fails(phase, Kind::MissingInit, breach.invariant.name, message);
-    finding.fix(Fix::switch("--disable-cuda-graph")).fix(Fix::version("20260912", "pull request 39078 builds the buffer before capture"))
+    finding.fix(Fix::switch("--disable-cuda-graph")).fix(Fix::version("20260920", "pull request 39078 builds the buffer before capture"))
 }
 
 fn fixes(launch: &Launch<'_>, fact: &Fact, finding: Finding) -> Finding {

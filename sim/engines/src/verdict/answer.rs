@@ -4,6 +4,7 @@ use super::{CheckError, Examined, change, examine};
 use crate::command::Command;
 use crate::finding::{Change, Finding, Fix, Kind, Numbers, Outcome, Phase};
 use crate::hardware::Hardware;
+use crate::memory::Line;
 use crate::model::Model;
 use crate::question::Question;
 use crate::settings::Settings;
@@ -98,6 +99,8 @@ pub struct Answer {
     pub arguments: Vec<String>,
     /// States of the start-up that were visited.
     pub states: u64,
+    /// The fullest rank's memory, in order of allocation.
+    pub memory: Vec<Line>,
     /// The launch after defaults and rewrites.
     pub settings: Settings,
     /// The model.
@@ -120,7 +123,7 @@ fn starts_of(finding: Option<&Finding>) -> Starts {
 const MOST_FIXES: usize = 6;
 
 pub(super) fn compose(question: &Question, command: &Command, examined: Examined) -> Answer {
-    let Examined { settings, model, hardware, findings, mut numbers, search } = examined;
+    let Examined { settings, model, hardware, findings, mut numbers, search, memory } = examined;
     let (faults, notes): (Vec<&Finding>, Vec<&Finding>) = findings.iter().partition(|f| f.outcome != Outcome::Note);
     let first = faults.first().copied();
     let starts = starts_of(first);
@@ -138,7 +141,8 @@ pub(super) fn compose(question: &Question, command: &Command, examined: Examined
             question.version.text
         ));
     }
-    assumptions.extend(model.assumptions.iter().chain(&hardware.assumptions).chain(&settings.assumptions).cloned());
+    assumptions
+        .extend(model.assumptions.iter().chain(&hardware.assumptions).chain(&settings.assumptions).chain(&memory.assumptions).cloned());
     for placeholder in &command.placeholders {
         assumptions.push(format!("{placeholder} in the command is taken as the other fields give it"));
     }
@@ -158,6 +162,7 @@ pub(super) fn compose(question: &Question, command: &Command, examined: Examined
         source: first.map_or_else(String::new, |f| f.source.clone()),
         arguments: first.map_or_else(Vec::new, |f| f.arguments.clone()),
         states: search.states,
+        memory: memory.table,
         settings,
         model,
         hardware,
@@ -193,7 +198,14 @@ fn story(settings: &Settings, first: Option<&Finding>, search: &crate::startup::
 
 /// Tries each fix: it is offered if the fault is gone with it, or if it cannot be tried.
 fn tried(question: &Question, command: &Command, finding: &Finding) -> Vec<CheckedFix> {
-    finding.fixes.iter().take(MOST_FIXES).filter_map(|fix| one(question, command, finding, fix).ok().flatten()).collect()
+    let mut fixes: Vec<CheckedFix> =
+        finding.fixes.iter().take(MOST_FIXES).filter_map(|fix| one(question, command, finding, fix).ok().flatten()).collect();
+    // A change that only uncovers the next fault is worth offering where nothing better is known.
+    let good = |fix: &CheckedFix| matches!(fix.then, None | Some(Starts::Yes | Starts::Degraded));
+    if fixes.iter().any(|fix| fix.verified && good(fix)) {
+        fixes.retain(good);
+    }
+    fixes
 }
 
 fn one(question: &Question, command: &Command, finding: &Finding, fix: &Fix) -> Result<Option<CheckedFix>, CheckError> {

@@ -5,12 +5,13 @@ mod change;
 
 pub use answer::{Answer, Behind, CheckedFix, Starts};
 
-use crate::backends;
 use crate::catalog;
 use crate::command::{self, Command, CommandError};
 use crate::finding::{Finding, Numbers, Outcome, Phase};
 use crate::hardware::{self, Hardware};
+use crate::memory;
 use crate::model::Model;
+use crate::pace;
 use crate::question::{Engine, Question};
 use crate::resolve;
 use crate::rules::{self, Launch};
@@ -44,6 +45,8 @@ pub struct Examined {
     pub numbers: Numbers,
     /// What the search of the start-up covered.
     pub search: startup::Search,
+    /// The memory ledger.
+    pub memory: memory::Answer,
 }
 
 /// Answers a question: faults in order, the first one told as a story, and changes that were tried and remove it.
@@ -63,19 +66,21 @@ pub fn check(question: &Question) -> Result<Answer, CheckError> {
 pub fn examine(question: &Question, command: &Command) -> Result<Examined, CheckError> {
     let hardware = hardware::read(&question.hardware);
     let quantization = command.value("--quantization");
-    let mut model = catalog::resolve(command.model.as_deref().unwrap_or_default(), &question.model, &question.model_facts, quantization);
-    model.weights.weight_only |= backends::nvfp4_weight_only(&model);
+    let model = catalog::resolve(command.model.as_deref().unwrap_or_default(), &question.model, &question.model_facts, quantization);
     let (settings, mut findings) = resolve::resolve(command, &question.env, &question.version, &model, &hardware);
     findings.splice(0..0, resolve::argument_findings(command, &question.version));
     let launch = Launch { command, settings: &settings, model: &model, hardware: &hardware };
     findings.extend(rules::broken(&launch));
     let search = startup::search(&launch)?;
     findings.extend(search.findings.iter().cloned());
+    let memory = memory::answer(&settings, &model, &hardware);
+    findings.extend(memory.findings.iter().cloned());
     let engine = question.version.engine;
     // Stable: within a phase the order of the tables remains.
     findings.sort_by_key(|finding| (class(finding.outcome), place(engine, finding.phase)));
-    let numbers = Numbers::new();
-    Ok(Examined { settings, model, hardware, findings, numbers, search })
+    let mut numbers = memory.numbers.clone();
+    numbers.extend(pace::numbers(&settings, &model, &hardware));
+    Ok(Examined { settings, model, hardware, findings, numbers, search, memory })
 }
 
 /// What prevents a start comes before what spoils the service.
