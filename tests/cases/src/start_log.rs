@@ -7,7 +7,8 @@ use moetwin_engines::log;
 pub fn check_start_log(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let read = log::read(&text);
-    let figures = [read.free_before_gib, read.free_after_gib, read.weights_gib, read.kv_gib, read.kv_tokens, read.required_kv_gib, read.graphs_gib];
+    let figures =
+        [read.free_before_gib, read.free_after_gib, read.weights_gib, read.kv_gib, read.kv_tokens, read.required_kv_gib, read.graphs_gib];
     assert!(figures.iter().flatten().all(|f| f.is_finite()), "a figure that is not finite");
     if let Some(error) = &read.error {
         assert!(error.line >= 1 && error.line <= text.lines().count(), "an error on line {} that does not exist", error.line);

@@ -263,7 +263,10 @@ fn stage_profile(settings: &Settings, model: &Model, hardware: &Hardware, memory
 fn vllm_doubts(settings: &Settings, model: &Model, ledger: &Ledger) -> f64 {
     let attention = ledger.held.line_gib(weights::ATTENTION) + ledger.held.line_gib(weights::ATTENTION_REPLICATED);
     let given = ["weights_without_table_gib", "weights_gib", "checkpoint_gib"].iter().any(|name| model.given.contains_key(*name));
-    let covered = model.weights.method == "nvfp4" && !given && model.spec.as_ref().is_none_or(|s| !s.name.contains("nvfp4"));
+    let covered = model.weights.method == "nvfp4"
+        && !model.weights.weight_only
+        && !given
+        && model.spec.as_ref().is_none_or(|s| !s.name.contains("nvfp4"));
     let cache = if model.shape.compressed.is_some() { 0.3 * ledger.pool.abs() } else { 0.0 };
     let encoder = if settings.language_only { 0.0 } else { ledger.profile.encoder.min(1.0) };
     cache + encoder + ledger.profile.graphs.min(2.0) + if covered { 0.7 * attention } else { 0.0 }
@@ -329,6 +332,10 @@ fn pool_numbers(settings: &Settings, model: &Model, ledger: &Ledger, answer: &mu
     let length = ledger.length.unwrap_or_else(|| model.max_positions.unwrap_or(32_768) as f64);
     if certain && let Some(tokens) = tokens(settings, &cost, pool, length) {
         put("kv_tokens", tokens);
+    }
+    if pool > 0.0 && cost.request(length) > 0.0 {
+        // Requests of the longest length at once, as vLLM prints it.
+        put("max_concurrency", pool / cost.request(length));
     }
     if settings.engine == Engine::Vllm {
         let required = cost.request(length);

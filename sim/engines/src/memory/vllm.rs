@@ -53,18 +53,29 @@ pub fn profile(settings: &Settings, model: &Model, sm: Option<u32>, place: Place
     let sequences = f64::from(settings.max_num_seqs.max(1)).min(tokens);
     let vocab = model.vocab.unwrap_or(150_000) as f64;
     let hidden = model.hidden.unwrap_or(5120) as f64;
-    let world = settings.world();
     // Data-parallel engines gather each other's tokens before the experts, unless a dispatching backend is in use.
     let gathered = if settings.dp > 1 && settings.ep > 1 { tokens * f64::from(settings.dp) } else { tokens };
     let routed = routed_bytes(settings, model, hidden);
     Profile {
-        outside: if world > 1 { 0.8 } else { 0.6 } + if settings.speculative.is_some() { 0.4 } else { 0.0 },
+        outside: outside_gib(settings),
         forward: (tokens * hidden * 2.0 * 12.0 + gathered * hidden * 2.0 * 4.0 + (gathered.min(32_768.0) * routed)) / GIB,
         sampler: if place.last { sequences * vocab * sampler_bytes(&settings.version) / GIB } else { 0.0 },
         encoder: if place.first { encoder_gib(settings, model) } else { 0.0 },
         workspace: workspace_gib(settings, model, sm, tokens, hidden),
         graphs: 0.0,
     }
+}
+
+/// Outside torch: libraries, communicators of ranks that reduce, network buffers where hosts take part, the draft's own.
+fn outside_gib(settings: &Settings) -> f64 {
+    let mut gib = if settings.tp * settings.dp > 1 { 0.8 } else { 0.6 };
+    if settings.nodes > 1 {
+        gib += 0.7;
+    }
+    if settings.speculative.is_some() {
+        gib += 0.4;
+    }
+    gib
 }
 
 /// Bytes per token of expert activations: inputs permuted to `topk` rows, gate and up, their product.
