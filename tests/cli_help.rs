@@ -31,7 +31,18 @@ fn words(line: &str) -> Vec<String> {
 fn examples_run() {
     let mut seen = BTreeSet::new();
     for subcommand in [
-        "sim", "sweep", "graph", "run", "collective", "calibrate", "model list", "model show", "machine list", "machine show", "machine import", "completions",
+        "sim",
+        "sweep",
+        "graph",
+        "run",
+        "collective",
+        "calibrate",
+        "model list",
+        "model show",
+        "machine list",
+        "machine show",
+        "machine import",
+        "completions",
     ] {
         let help = line(&format!("{subcommand} --help")).out;
         let found = examples(&help);
@@ -57,9 +68,20 @@ fn examples_run() {
 
 #[test]
 fn every_flag_and_subcommand_is_explained() {
-    for subcommand in
-        ["", "sim", "sweep", "graph", "run", "collective", "calibrate", "model", "machine", "machine import", "machine detect", "completions"]
-    {
+    for subcommand in [
+        "",
+        "sim",
+        "sweep",
+        "graph",
+        "run",
+        "collective",
+        "calibrate",
+        "model",
+        "machine",
+        "machine import",
+        "machine detect",
+        "completions",
+    ] {
         let help = line(&format!("{subcommand} --help")).out;
         let mut lines = help.lines().peekable();
         while let Some(l) = lines.next() {

@@ -2,6 +2,7 @@
 
 pub(crate) mod calibrate;
 pub(crate) mod check_json;
+pub(crate) mod check_log;
 pub(crate) mod check_text;
 pub(crate) mod collective_json;
 pub(crate) mod collective_text;

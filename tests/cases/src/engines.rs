@@ -1,7 +1,7 @@
-//! Launch commands, case files and start-up logs.
+//! Launch commands and case files.
 
 use crate::check_reason;
-use moetwin_engines::{Engine, Version, case, command, log, verdict};
+use moetwin_engines::{Engine, Version, case, command, verdict};
 
 /// Any text is a command, or no command for a stated reason; what is read stays within the text and the answer is the same twice.
 pub fn check_command(data: &[u8]) {
@@ -38,10 +38,4 @@ pub fn check_case(data: &[u8]) {
             );
         }
     }
-}
-
-/// Any text is a log, if one that says nothing.
-pub fn check_log(data: &[u8]) {
-    let read = log::read(&String::from_utf8_lossy(data));
-    check_reason(&read.ending());
 }
