@@ -1,6 +1,7 @@
 //! One file a subcommand.
 
 mod completions;
+mod doctor;
 mod graph;
 mod machine;
 mod model;
@@ -23,6 +24,8 @@ pub(crate) enum Command {
     Model(model::ModelArgs),
     /// Built-in machines, and what a machine file says
     Machine(machine::MachineArgs),
+    /// What the GPUs of this box can do, checked by value; writes a machine file
+    Doctor(doctor::DoctorArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -36,6 +39,7 @@ impl Command {
             Command::Run(args) => run::run(&args),
             Command::Model(args) => model::run(&args),
             Command::Machine(args) => machine::run(&args),
+            Command::Doctor(args) => doctor::run(&args),
             Command::Completions(args) => completions::run(&args),
         }
     }
