@@ -13,6 +13,7 @@ mod prompt;
 mod report;
 mod resolve;
 mod scenario;
+mod speculation;
 mod table;
 
 use clap::Parser;

@@ -1,5 +1,6 @@
 //! One file a subcommand.
 
+mod check;
 mod completions;
 mod doctor;
 mod graph;
@@ -16,6 +17,8 @@ use clap::Subcommand;
 pub(crate) enum Command {
     /// Does it start, does it fit, how fast is a step, and what bounds it
     Sim(Box<sim::SimArgs>),
+    /// Will an SGLang or vLLM launch command start; if not, where, why, and which change mends it
+    Check(Box<check::CheckArgs>),
     /// Print the dataflow graph that is simulated and executed
     Graph(Box<graph::GraphArgs>),
     /// Execute the program with real values
@@ -35,6 +38,7 @@ impl Command {
     pub(crate) fn run(self) -> Result<Outcome, Failure> {
         match self {
             Command::Sim(args) => sim::run(&args),
+            Command::Check(args) => check::run(&args),
             Command::Graph(args) => graph::run(&args),
             Command::Run(args) => run::run(&args),
             Command::Model(args) => model::run(&args),

@@ -1,5 +1,7 @@
 //! What answers look like: text for people, JSON for scripts. Both render the same values.
 
+pub(crate) mod check_json;
+pub(crate) mod check_text;
 pub(crate) mod sim_json;
 pub(crate) mod sim_text;
 
