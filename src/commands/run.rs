@@ -17,6 +17,7 @@ use moetwin::runtime::text::{Sampler, TextError, TextModel, stop_tokens};
 use moetwin::runtime::weights::{CheckpointWeights, Layers, SyntheticWeights, WeightSource, first_layers};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Tokens generated per sequence unless told otherwise.
 const DEFAULT_MAX_TOKENS: u32 = 64;
@@ -105,6 +106,9 @@ pub(crate) struct RunArgs {
     /// Write the trace
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Longest wait for anything on GPUs, seconds
+    #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    deadline: u64,
     /// Make a rank fail on purpose: a seed, or RANK:PHASE.CALL:KIND as in 1:connect.0:die
     #[arg(
         long,
@@ -135,8 +139,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     }
     let inject = args.inject.as_deref().map(|text| injection(text, args.backend, deployment.ranks())).transpose()?;
     let visible = if args.backend == Backend::Cuda { gpus_at_hand(deployment.ranks(), launcher.as_ref())? } else { 0 };
-    let how =
-        OnGpus { graphs: args.deployment.graphs != Some(Switch::Off), inject, launcher: launcher.as_ref().filter(|l| l.size > 1), visible };
+    let how = OnGpus {
+        deadline: Duration::from_secs(args.deadline),
+        graphs: args.deployment.graphs != Some(Switch::Off),
+        inject,
+        launcher: launcher.as_ref().filter(|l| l.size > 1),
+        visible,
+    };
     execute(args, deployment, &how)
 }
 

@@ -34,32 +34,35 @@ pub struct KernelResources {
 /// Compiles every source for `sm_<architecture>`, or reads it from the cache.
 pub fn compile_all(search: &Search, architecture: &str) -> Result<Cubins, GpuError> {
     let (version, options) = compiler(search, architecture)?;
-    let cache = cache_folder();
-    let mut files = Vec::new();
-    for source in SOURCES {
-        let key = content_key(source, architecture, version);
-        let path = cache.as_ref().map(|c| c.join(format!("{}-{key:016x}.cubin", source.name.trim_end_matches(".cu"))));
-        let cached = path.as_ref().and_then(|p| fs::read(p).ok());
-        let cubin = match cached {
-            Some(cubin) => cubin,
-            None => {
-                let cubin = compile(source, &options)?;
-                if let Some(path) = &path {
-                    store(path, &cubin);
-                }
-                cubin
-            }
-        };
-        files.push((source.name, cubin));
+    let one = |source: &Source| Ok((source.name, cached(source, architecture, version, &options)?));
+    Ok(Cubins { files: SOURCES.iter().map(one).collect::<Result<_, GpuError>>()? })
+}
+
+/// Compiles one source for `sm_<architecture>`, or reads it from the cache.
+pub fn compile_one(search: &Search, architecture: &str, source: &Source) -> Result<Vec<u8>, GpuError> {
+    let (version, options) = compiler(search, architecture)?;
+    cached(source, architecture, version, &options)
+}
+
+fn cached(source: &Source, architecture: &str, version: (u32, u32), options: &[CString]) -> Result<Vec<u8>, GpuError> {
+    let key = content_key(source, architecture, version);
+    let path = cache_folder().map(|c| c.join(format!("{}-{key:016x}.cubin", source.name.trim_end_matches(".cu"))));
+    if let Some(cubin) = path.as_ref().and_then(|p| fs::read(p).ok()) {
+        return Ok(cubin);
     }
-    Ok(Cubins { files })
+    let cubin = compile(source, options)?;
+    if let Some(path) = &path {
+        store(path, &cubin);
+    }
+    Ok(cubin)
 }
 
 /// Compiles every source for `sm_<architecture>` without the cache and returns what each kernel takes, by source.
 pub fn resources(search: &Search, architecture: &str) -> Result<Vec<(&'static str, Vec<KernelResources>)>, GpuError> {
     let (_, mut options) = compiler(search, architecture)?;
     options.push(CString::from(c"--ptxas-options=-v"));
-    SOURCES.iter().map(|source| Ok((source.name, parse_resources(&compile_logged(source, &options)?.1)))).collect()
+    let all = SOURCES.iter().chain([&crate::doctor::SOURCE]);
+    all.map(|source| Ok((source.name, parse_resources(&compile_logged(source, &options)?.1)))).collect()
 }
 
 /// ptxas names the kernel, then its stack and spills, then its registers and shared memory, each on a line of its own.
