@@ -8,10 +8,11 @@ use crate::resolve::{self, Model};
 use moetwin::kernels::routing::{Distribution, RoutingHistogram};
 use moetwin::models::shard::ShardFault;
 use moetwin::models::spec::Ffn;
-use moetwin::models::{AllToAll, Axis, BuildOptions, Deployment, Graph, Phase, PlanError, Step, plan};
+use moetwin::models::{AllToAll, Axis, BuildOptions, Deployment, Graph, ModelSpec, Phase, PlanError, Step, WeightFormat, plan};
 use moetwin::runtime::builtin;
 use moetwin::runtime::{LowerOptions, Program, lower, verify};
 use moetwin::sim::collective::{GraphMode, Library};
+use moetwin::sim::cost::Kernels;
 use moetwin::sim::exec::{Backends, SimOptions};
 use moetwin::sim::machine::Machine;
 
@@ -33,6 +34,8 @@ pub(crate) struct Scenario {
     pub(crate) options: SimOptions,
     /// All-reduce implementation as `--allreduce` takes it.
     pub(crate) allreduce: &'static str,
+    /// Version of the engine that was asked for.
+    pub(crate) engine_version: Option<String>,
     /// Seed of everything random.
     pub(crate) seed: u64,
 }
@@ -52,11 +55,24 @@ impl Scenario {
         let routing = routing(args.routing.as_ref(), &model)?;
         let (options, allreduce) = sim_options(args, &deployment);
         let context = args.context(&model.spec);
-        Ok(Self { model, machine, deployment, step, context, routing, options, allreduce, seed: args.seed })
+        let engine_version = args.engine_version.clone();
+        Ok(Self { model, machine, deployment, step, context, routing, options, allreduce, engine_version, seed: args.seed })
     }
-    /// The graph of this scenario with another batch.
+    /// The graph of this scenario with another batch. Experts are as wide as the split makes them.
     pub(crate) fn graph(&self, step: &Step) -> Result<Graph, Failure> {
-        plan(&self.model.spec, step, &self.deployment, &BuildOptions::default()).map_err(|e| plan_failure(&e, &self.deployment))
+        let padded = padded(&self.model.spec, &self.deployment);
+        plan(padded.as_ref().unwrap_or(&self.model.spec), step, &self.deployment, &BuildOptions::default()).map_err(|e| plan_failure(&e, &self.deployment))
+    }
+    /// What the split adds to the model, in words.
+    pub(crate) fn padding_text(&self) -> Option<String> {
+        let widths = |spec: &ModelSpec| spec.layers.iter().find_map(|l| if let Ffn::Moe(m) = &l.ffn { Some(m.intermediate) } else { None });
+        let padded = padded(&self.model.spec, &self.deployment)?;
+        let (before, after) = (widths(&self.model.spec)?, widths(&padded)?);
+        let parts = self.deployment.axis_size(Axis::MoeTp);
+        Some(format!(
+            "experts are {after} columns wide instead of {before}: {parts} ranks hold whole scale blocks, zeros in the rest; an engine that does not pad \
+             refuses such a split"
+        ))
     }
     /// The verified program of this scenario with another batch.
     pub(crate) fn program(&self, step: &Step) -> Result<Program, Failure> {
@@ -88,6 +104,14 @@ impl Scenario {
             Distribution::Histogram(_) => "histogram".to_owned(),
         }
     }
+    /// Whose kernels run, as `--engine` takes it.
+    pub(crate) fn engine_text(&self) -> &'static str {
+        match self.options.kernels {
+            Kernels::Fastest => "native",
+            Kernels::Sglang => "sglang",
+            Kernels::Vllm => "vllm",
+        }
+    }
     /// The all-to-all backend as `--a2a` takes it.
     pub(crate) fn a2a_text(&self) -> &'static str {
         match self.deployment.a2a {
@@ -108,16 +132,40 @@ impl Scenario {
     }
 }
 
+/// The model with experts as wide as engines pad them where ranks would otherwise cut a block of elements that share a scale: every rank
+/// gets as many whole blocks. `None` where nothing needs padding.
+fn padded(spec: &ModelSpec, deployment: &Deployment) -> Option<ModelSpec> {
+    let parts = u64::from(deployment.axis_size(Axis::MoeTp));
+    let width = |format: WeightFormat, intermediate: u64| {
+        let (rows, cols) = format.granularity();
+        let (block, exact) = (rows.max(cols), intermediate.is_multiple_of(parts));
+        let whole = exact && (intermediate / parts).is_multiple_of(block);
+        if whole || parts == 1 { intermediate } else { intermediate.div_ceil(parts * block) * parts * block }
+    };
+    let mut out = None;
+    for (index, layer) in spec.layers.iter().enumerate() {
+        let Ffn::Moe(moe) = &layer.ffn else { continue };
+        let wide = width(moe.format, moe.intermediate);
+        if wide != moe.intermediate
+            && let Ffn::Moe(m) = &mut out.get_or_insert_with(|| spec.clone()).layers[index].ffn
+        {
+            m.intermediate = wide;
+        }
+    }
+    out
+}
+
+/// Engines whose kernels are simulated and not executed here.
+pub(crate) fn refuse_engines(args: &DeploymentArgs) -> Result<(), Failure> {
+    match args.engine {
+        Some(Engine::Sglang) => Err(not_yet("--engine", "sglang", &["native"])),
+        Some(Engine::Vllm) => Err(not_yet("--engine", "vllm", &["native"])),
+        Some(Engine::Native) | None => Ok(()),
+    }
+}
+
 /// Flags whose effect is not built yet: said, never ignored.
 pub(crate) fn refuse_later_flags(args: &DeploymentArgs) -> Result<(), Failure> {
-    match args.engine {
-        Some(Engine::Sglang) => return Err(not_yet("--engine", "sglang", &["native"])),
-        Some(Engine::Vllm) => return Err(not_yet("--engine", "vllm", &["native"])),
-        Some(Engine::Native) | None => {}
-    }
-    if let Some(version) = &args.engine_version {
-        return Err(not_yet("--engine-version", version, &["no version: the native engine is this program's own"]));
-    }
     match args.spec {
         Some(Speculation::Eagle3(n)) => return Err(not_yet("--spec", &format!("eagle3:{n}"), &["none"])),
         Some(Speculation::Mtp(n)) => return Err(not_yet("--spec", &format!("mtp:{n}"), &["none"])),
@@ -146,6 +194,7 @@ fn sim_options(args: &DeploymentArgs, deployment: &Deployment) -> (SimOptions, &
     let (all_reduce, name) = match args.allreduce.unwrap_or(AllReduceKind::Auto) {
         AllReduceKind::Nccl => (Library::Nccl, "nccl"),
         AllReduceKind::OneShot => (Library::OneShot, "one-shot"),
+        AllReduceKind::Engine if args.engine == Some(Engine::Vllm) => (Library::Vllm, "engine"),
         AllReduceKind::Engine => (Library::Sglang, "engine"),
         AllReduceKind::Auto | AllReduceKind::TwoShot => (Library::Sglang, "auto"),
     };
@@ -154,7 +203,12 @@ fn sim_options(args: &DeploymentArgs, deployment: &Deployment) -> (SimOptions, &
         NcclGraph::Tuned => GraphMode::Tuned,
     };
     let backends = Backends { all_reduce, all_to_all: deployment.a2a, nccl_graph };
-    (SimOptions { graphs: args.graphs.is_none_or(on), peer_access: args.p2p.map(on), backends, ..SimOptions::default() }, name)
+    let kernels = match args.engine.unwrap_or(Engine::Native) {
+        Engine::Native => Kernels::Fastest,
+        Engine::Sglang => Kernels::Sglang,
+        Engine::Vllm => Kernels::Vllm,
+    };
+    (SimOptions { graphs: args.graphs.is_none_or(on), peer_access: args.p2p.map(on), kernels, backends, ..SimOptions::default() }, name)
 }
 
 fn routing(routing: Option<&Routing>, model: &Model) -> Result<Distribution, Failure> {

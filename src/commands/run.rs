@@ -6,7 +6,7 @@ use crate::generation::{Generated, Job, generate, gpus, reference};
 use crate::output::{self, NewFile};
 use crate::prompt;
 use crate::resolve::{self, Place};
-use crate::scenario::refuse_later_flags;
+use crate::scenario::{refuse_engines, refuse_later_flags};
 use clap::{Args, ValueEnum};
 use moetwin::cuda::{Search, probe};
 use moetwin::models::ModelSpec;
@@ -104,6 +104,7 @@ pub(crate) struct RunArgs {
 
 /// Executes the program.
 pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
+    refuse_engines(&args.deployment)?;
     refuse_later_flags(&args.deployment)?;
     refuse_flags(args)?;
     match args.backend {
