@@ -1,13 +1,17 @@
 //! Prompts in, tokens out: a session driven pass by pass, with a clock beside it.
 
+use crate::digest::digest;
 use crate::error::{Failure, InputError};
 use crate::output;
 use crate::scenario::plan_failure;
+use moetwin::cuda::exec::inject::Injection;
 use moetwin::cuda::exec::{CudaExecutor, CudaOptions};
+use moetwin::cuda::launcher::Launcher;
+use moetwin::cuda::link::Link;
 use moetwin::kernels::reference::Data;
 use moetwin::kernels::routing::RoutingHistogram;
 use moetwin::models::spec::Ffn;
-use moetwin::models::{Deployment, ModelSpec};
+use moetwin::models::{Deployment, ModelSpec, RankId};
 use moetwin::runtime::Executor;
 use moetwin::runtime::reference::{NamedValue, Order, ReferenceExecutor};
 use moetwin::runtime::session::{Session, SessionError, SessionOptions, StepOutput};
@@ -18,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for GPUs: loading a communicator or running a step on them takes seconds at most.
 const DEVICE_DEADLINE: Duration = Duration::from_secs(60);
+/// How long processes wait for each other to be started: a launcher starts hosts one after the other.
+const MEETING_DEADLINE: Duration = Duration::from_secs(120);
 
 /// What is to be generated.
 pub(crate) struct Job<'a> {
@@ -91,10 +97,34 @@ pub(crate) fn reference(job: &Job<'_>, capacity: u32) -> ReferenceExecutor<f32> 
     ReferenceExecutor::new(job.deployment.ranks(), capacity, order)
 }
 
+/// How a job runs on GPUs.
+pub(crate) struct OnGpus<'a> {
+    /// Whether decode programs are captured.
+    pub(crate) graphs: bool,
+    /// A fault to inject.
+    pub(crate) inject: Option<Injection>,
+    /// This process's place, where a launcher has started one process a rank.
+    pub(crate) launcher: Option<&'a Launcher>,
+    /// GPUs that this process sees.
+    pub(crate) visible: usize,
+}
+
 /// GPUs with room for `capacity` tokens a sequence.
-pub(crate) fn gpus(job: &Job<'_>, capacity: u32, graphs: bool) -> Result<CudaExecutor, Failure> {
-    let options = CudaOptions { capacity, deadline: DEVICE_DEADLINE, graphs };
-    CudaExecutor::open(job.deployment.ranks(), options).map_err(|e| Failure::Running(e.to_string()))
+pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<CudaExecutor, Failure> {
+    let options = CudaOptions { capacity, deadline: DEVICE_DEADLINE, graphs: how.graphs, inject: how.inject };
+    let running = |e: String| Failure::Running(e);
+    let Some(launcher) = how.launcher else {
+        return CudaExecutor::open(job.deployment.ranks(), options).map_err(|e| running(e.to_string()));
+    };
+    let same = (
+        (&job.spec, &job.deployment, job.prompts, job.max_tokens),
+        (job.order_seed, format!("{:?}", job.sampler), job.stop, job.dump, how.graphs, capacity),
+    );
+    let digest = digest(&same).map_err(|e| running(e.to_string()))?;
+    let link = Link::establish(launcher, &digest, MEETING_DEADLINE).map_err(|e| running(e.to_string()))?;
+    // A launcher that shows each process only its own GPU has numbered it 0.
+    let ordinal = if how.visible == 1 { 0 } else { launcher.local_rank as usize };
+    CudaExecutor::open_one(RankId(launcher.rank), ordinal, launcher.size, link, options).map_err(|e| running(e.to_string()))
 }
 
 /// Runs the job on the executor that `open` makes for a number of tokens a sequence; with `stream`, the first sequence's text is printed as

@@ -119,3 +119,33 @@ fn a_damaged_checkpoint_is_bad_input() {
     fs::write(folder.join("model.safetensors"), &whole).unwrap();
     assert_eq!(ask().code, 0);
 }
+
+/// The arguments, in the environment of a launcher.
+fn launched(words: &str, variables: &[(&str, &str)]) -> support::Run {
+    let words: Vec<&str> = words.split_whitespace().collect();
+    let mut command = support::command(&words);
+    for (name, value) in variables {
+        command.env(name, value);
+    }
+    support::finished(command.output().unwrap(), &words)
+}
+
+#[test]
+fn what_launchers_leave_out_or_contradict_is_bad_input() {
+    let run = "run --backend cuda --prompt-ids 1,2";
+    launched(run, &[("RANK", "0")]).refused(&["WORLD_SIZE", "is not set", "all of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"]);
+    let all = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")];
+    launched(&format!("{run} --tp 4"), &all).refused(&["WORLD_SIZE '2'", "4 ranks", "accepted: 4 processes, --tp 2"]);
+    let mut over = all;
+    over[0].1 = "2";
+    launched(run, &over).refused(&["RANK '2'", "accepted: 0 to 1"]);
+    // The CPU reference holds all ranks itself, whoever starts it.
+    assert_eq!(launched("run --prompt-ids 1,2 --max-tokens 1", &over).code, 0);
+}
+
+#[test]
+fn faults_are_read_before_anything_starts() {
+    line("run --inject 0:connect.0:die").refused(&["--inject '0:connect.0:die'", "--backend cuda"]);
+    line("run --backend cuda --inject 0:boot.0:die").refused(&["--inject '0:boot.0:die'", "RANK:PHASE.CALL:KIND", "warm-up"]);
+    line("run --backend cuda --tp 2 --inject 2:connect.0:die").refused(&["rank 2 of 2"]);
+}

@@ -2,14 +2,16 @@
 
 use crate::args::{DeploymentArgs, Switch, not_yet};
 use crate::error::{Failure, InputError, Outcome};
-use crate::generation::{Generated, Job, generate, gpus, reference};
+use crate::generation::{Generated, Job, OnGpus, generate, gpus, reference};
 use crate::output::{self, NewFile};
 use crate::prompt;
 use crate::resolve::{self, Place};
 use crate::scenario::{refuse_engines, refuse_later_flags};
 use clap::{Args, ValueEnum};
+use moetwin::cuda::exec::inject::Injection;
+use moetwin::cuda::launcher::Launcher;
 use moetwin::cuda::{Search, probe};
-use moetwin::models::ModelSpec;
+use moetwin::models::{Deployment, ModelSpec};
 use moetwin::runtime::builtin;
 use moetwin::runtime::text::{Sampler, TextError, TextModel, stop_tokens};
 use moetwin::runtime::weights::{CheckpointWeights, Layers, SyntheticWeights, WeightSource, first_layers};
@@ -57,7 +59,10 @@ Examples:
   moetwin run --synthetic --layers 2 --prompt-ids 5,6,7 --dump values.safetensors
 
 Without --model the small model that ships with moetwin runs: a mixture of experts with INT4 weights, trained on Shakespeare. The batch and its context come from the prompts. The CPU reference computes in f32, in launch order; with --seed N it runs commands in
-a seeded order that streams and events allow, which must not change a value.")]
+a seeded order that streams and events allow, which must not change a value.
+
+With --backend cuda all ranks run in this process, one GPU each. Started by torchrun or srun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+MASTER_PORT, or Slurm's variables), each process runs one rank, so that several hosts can take part; rank 0 prints the answer.")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     deployment: DeploymentArgs,
@@ -100,6 +105,15 @@ pub(crate) struct RunArgs {
     /// Write the trace
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Make a rank fail on purpose: a seed, or RANK:PHASE.CALL:KIND as in 1:connect.0:die
+    #[arg(
+        long,
+        value_name = "FAULT",
+        long_help = "\
+Make one rank fail on purpose, to see that the run ends with its name: `RANK:PHASE.CALL:KIND` with PHASE open, load, connect, allocate, \
+warm-up, capture or serve, CALL the driver call of that phase from 0, and KIND die, stall, hang or oom; or a seed, which chooses all four"
+    )]
+    inject: Option<String>,
 }
 
 /// Executes the program.
@@ -107,13 +121,41 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     refuse_engines(&args.deployment)?;
     refuse_later_flags(&args.deployment)?;
     refuse_flags(args)?;
-    match args.backend {
-        Backend::Cpu => execute(args),
-        Backend::Cuda => {
-            gpus_at_hand(args)?;
-            execute(args)
-        }
+    let launcher = match args.backend {
+        Backend::Cpu => None,
+        Backend::Cuda => launcher()?,
+    };
+    let deployment = args.deployment.deployment(launcher.as_ref().map_or(1, |l| l.size))?;
+    if let Some(l) = &launcher
+        && l.size != deployment.ranks()
+    {
+        let message =
+            format!("the launcher started so many processes, and the flags make {} ranks: each process runs one", deployment.ranks());
+        let accepted = [format!("{} processes", deployment.ranks()), format!("--tp {} and no other split", l.size)];
+        return Err(InputError::new("WORLD_SIZE", message).value(l.size.to_string()).accepted(accepted).into());
     }
+    let inject = args.inject.as_deref().map(|text| injection(text, args.backend, deployment.ranks())).transpose()?;
+    let visible = if args.backend == Backend::Cuda { gpus_at_hand(deployment.ranks(), launcher.as_ref())? } else { 0 };
+    let how =
+        OnGpus { graphs: args.deployment.graphs != Some(Switch::Off), inject, launcher: launcher.as_ref().filter(|l| l.size > 1), visible };
+    execute(args, deployment, &how)
+}
+
+/// This process's place among those that a launcher has started.
+fn launcher() -> Result<Option<Launcher>, Failure> {
+    Launcher::read(|name| std::env::var(name).ok()).map_err(|e| {
+        let error = InputError::new(e.variable, e.message).accepted([e.accepted]);
+        if let Some(value) = e.value { error.value(value).into() } else { error.into() }
+    })
+}
+
+fn injection(text: &str, backend: Backend, ranks: u32) -> Result<Injection, Failure> {
+    if backend == Backend::Cpu {
+        return Err(InputError::new("--inject", "is for --backend cuda: the CPU reference calls no driver").value(text).into());
+    }
+    let injection = Injection::parse(text, ranks).map_err(|e| InputError::new("--inject", e).value(text))?;
+    output::note(&format!("injecting {injection}"));
+    Ok(injection)
 }
 
 /// Flags that a run cannot obey.
@@ -148,9 +190,11 @@ fn without_effect(args: &DeploymentArgs, backend: Backend) -> Vec<&'static str> 
     given.into_iter().filter(|(_, given)| *given).map(|(flag, _)| flag).collect()
 }
 
-fn execute(args: &RunArgs) -> Result<Outcome, Failure> {
-    let dump = args.dump.as_deref().map(|path| NewFile::plan("--dump", path)).transpose()?;
-    let routing = args.record_routing.as_deref().map(|path| NewFile::plan("--record-routing", path)).transpose()?;
+fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<Outcome, Failure> {
+    // Every process computes the answer, one tells it.
+    let first = how.launcher.is_none_or(|l| l.rank == 0);
+    let dump = args.dump.as_deref().filter(|_| first).map(|path| NewFile::plan("--dump", path)).transpose()?;
+    let routing = args.record_routing.as_deref().filter(|_| first).map(|path| NewFile::plan("--record-routing", path)).transpose()?;
     let name = args.deployment.model.as_deref().unwrap_or(builtin::NAME);
     let model = resolve::model("--model", name)?;
     let spec = cut(model.spec, args.layers)?;
@@ -159,7 +203,6 @@ fn execute(args: &RunArgs) -> Result<Outcome, Failure> {
             .value(name)
             .into());
     }
-    let deployment = args.deployment.deployment(1)?;
     let sampler = Sampler::new(args.temperature, args.top_p, args.deployment.seed)
         .map_err(|e| InputError::new(if e.to_string().starts_with("top-p") { "--top-p" } else { "--temperature" }, e.to_string()))?;
     let text = text_prompt(args).map(|text| open_text(text, &model.weights, &spec)).transpose()?;
@@ -177,23 +220,25 @@ fn execute(args: &RunArgs) -> Result<Outcome, Failure> {
         sampler,
         order_seed: args.deployment.seed,
         stop: text.as_ref().map_or(&[], |t| &t.stop),
-        dump: dump.is_some() || routing.is_some(),
+        dump: args.dump.is_some() || args.record_routing.is_some(),
     };
-    let stream = text.as_ref().filter(|_| !args.deployment.json);
+    let stream = text.as_ref().filter(|_| first && !args.deployment.json);
     if let Some(t) = stream {
         output::piece(t.prompt)?;
     }
-    let graphs = args.deployment.graphs != Some(Switch::Off);
     let model = stream.map(|t| &t.model);
     let generated = match args.backend {
         Backend::Cpu => generate(&job, |capacity| Ok(reference(&job, capacity)), model)?,
-        Backend::Cuda => generate(&job, |capacity| gpus(&job, capacity, graphs), model)?,
+        Backend::Cuda => generate(&job, |capacity| gpus(&job, capacity, how), model)?,
     };
     if let Some(file) = dump {
         file.commit(&generated.dump)?;
     }
     if let Some(file) = routing {
         file.commit(&generated.routing(&spec)?)?;
+    }
+    if !first {
+        return Ok(Outcome::Yes);
     }
     if args.deployment.json {
         output::answer_json(&json(&spec, &job, &generated, args.backend))?;
@@ -347,13 +392,17 @@ fn report(spec: &ModelSpec, job: &Job<'_>, generated: &Generated, streamed: bool
     out
 }
 
-/// Says what keeps CUDA from being used here.
-fn gpus_at_hand(args: &RunArgs) -> Result<(), Failure> {
-    let ranks = args.deployment.deployment(1)?.ranks();
+/// Says what keeps CUDA from being used here; how many GPUs there are if nothing does.
+fn gpus_at_hand(ranks: u32, launcher: Option<&Launcher>) -> Result<usize, Failure> {
     let probed = probe(&Search::from_environment());
-    let missing = probed.missing_for(ranks as usize);
+    let mut missing = probed.missing_for(ranks as usize);
+    if launcher.is_some() {
+        // One rank here; that there are others is seen in NCCL being needed.
+        missing.retain(|(name, _)| *name != "GPU");
+        missing.extend(probed.missing_for(1).into_iter().filter(|(name, _)| *name == "GPU"));
+    }
     if missing.is_empty() {
-        return Ok(());
+        return Ok(probed.gpus.len());
     }
     let mut text = "--backend cuda cannot run here".to_owned();
     for (name, m) in missing {

@@ -32,7 +32,8 @@ pub(crate) fn line(words: &str) -> Run {
     moetwin(&words.split_whitespace().collect::<Vec<_>>())
 }
 
-fn finished(output: Output, arguments: &[&str]) -> Run {
+/// What a finished process gave.
+pub(crate) fn finished(output: Output, arguments: &[&str]) -> Run {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     let code = output.status.code().unwrap_or_else(|| panic!("{arguments:?} ended by a signal"));
     let run = Run { code, out: text(output.stdout), err: text(output.stderr) };

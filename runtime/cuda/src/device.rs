@@ -81,8 +81,8 @@ impl Driver {
     }
 }
 
-/// An open GPU: its primary context is retained as long as this lives.
-#[derive(Debug)]
+/// An open GPU: its primary context is retained as long as this or a clone lives.
+#[derive(Clone, Debug)]
 pub struct Device {
     context: Arc<CudaContext>,
 }

@@ -10,10 +10,13 @@
 
 pub mod device;
 pub mod exec;
+pub mod launcher;
 pub mod library;
+pub mod link;
 pub mod nccl;
 pub mod probe;
 pub mod search;
+mod wire;
 
 pub use device::{Device, DeviceError};
 pub use probe::{Found, Missing, Piece, Probe, probe};

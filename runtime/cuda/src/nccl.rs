@@ -1,13 +1,16 @@
 //! NCCL's functions, from whatever file holds them. cudarc's own loader never tries the name `libnccl.so.2`.
 #![allow(unsafe_code)]
 
-use crate::exec::gpu::{Call, Element};
+use crate::device::Device;
+use crate::exec::gpu::{AbortSignal, Call, Element};
 use crate::library::{Library, OpenError};
 use crate::search::{NCCL, Search};
 use cudarc::nccl::sys;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 /// The table of NCCL functions.
 pub struct Nccl {
@@ -94,6 +97,18 @@ pub enum NcclError {
         /// The deadline.
         seconds: u64,
     },
+    /// The thread that joins could not.
+    #[error("NCCL: joining: {0}")]
+    Thread(String),
+    /// It was aborted.
+    #[error("NCCL: the communicator was aborted")]
+    Ended,
+    /// The run was aborted before every member came.
+    #[error("NCCL: gave up joining {members} members, since the run was aborted")]
+    Aborted {
+        /// Members of the communicator.
+        members: u32,
+    },
 }
 
 impl Nccl {
@@ -135,35 +150,91 @@ fn ok(call: &'static str, code: sys::ncclResult_t) -> Result<(), NcclError> {
     }
 }
 
-/// One rank's membership of a group. Finalized and destroyed on drop; aborted first if anything failed.
-pub struct Communicator {
+/// A communicator's handle, shared with whoever may have to abort it.
+pub struct Handle {
     nccl: Arc<Nccl>,
-    comm: Comm,
-    aborted: bool,
+    /// `ncclComm_t` as a number: NCCL allows any thread to abort it.
+    comm: usize,
+    /// Set by the one who ends it, in whatever way.
+    ended: AtomicBool,
 }
 
+impl Handle {
+    /// Ends pending communication of this rank at once. For the rank's own thread, or while that is stuck in a call.
+    pub fn abort(&self) {
+        if !self.ended.swap(true, Ordering::AcqRel) {
+            // SAFETY: the communicator is alive, and `ended` keeps everybody from using it afterwards.
+            unsafe { (self.nccl.functions.abort)(self.comm as Comm) };
+        }
+    }
+}
+
+/// One rank's membership of a group. Finalized and destroyed on drop, unless it was aborted.
+pub struct Communicator {
+    handle: Arc<Handle>,
+}
+
+/// How often a joining rank looks whether the run was aborted.
+const JOIN_POLL: Duration = Duration::from_millis(2);
+
 impl Communicator {
-    /// Joins as member `index`; returns once all members have joined, or when the deadline passes.
-    pub fn join(nccl: Arc<Nccl>, id: &[u8], index: u32, members: u32, deadline: Duration) -> Result<Self, NcclError> {
+    /// Joins as member `place.0` of `place.1`; returns once all members have joined, when the deadline passes, or when the run is aborted.
+    ///
+    /// NCCL's blocking init has neither a deadline nor an abort, and a non-blocking communicator would make every later call one
+    /// that must be polled. So a thread of its own joins; where that is left behind, it aborts what it got, or ends with the process.
+    pub fn join(
+        nccl: Arc<Nccl>,
+        id: &[u8],
+        place: (u32, u32),
+        device: Device,
+        deadline: Duration,
+        abort: &AbortSignal,
+    ) -> Result<Self, NcclError> {
+        let (index, members) = place;
         let mut internal = [0; 128];
         internal.iter_mut().zip(id).for_each(|(to, &from)| *to = from as c_char);
         let id = sys::ncclUniqueId { internal };
-        // NCCL's blocking init has no deadline of its own. A watchdog reports; the process ends a stuck thread when it exits.
-        let (done, watch) = std::sync::mpsc::channel::<()>();
-        let late = std::thread::spawn(move || matches!(watch.recv_timeout(deadline), Err(std::sync::mpsc::RecvTimeoutError::Timeout)));
-        let mut comm: Comm = std::ptr::null_mut();
-        // SAFETY: the id is NCCL's; the call writes one handle.
-        let code = unsafe { (nccl.functions.init_rank)(&raw mut comm, members as c_int, id, index as c_int) };
-        drop(done);
-        let was_late = late.join().unwrap_or(false);
-        ok("ncclCommInitRank", code)?;
-        let communicator = Self { nccl, comm, aborted: false };
-        if was_late { Err(NcclError::Deadline { members, seconds: deadline.as_secs() }) } else { Ok(communicator) }
+        let (done, joined) = channel();
+        let table = Arc::clone(&nccl);
+        std::thread::spawn(move || {
+            if let Err(e) = device.bind() {
+                done.send(Err(NcclError::Thread(e.to_string()))).ok();
+                return;
+            }
+            let mut comm: Comm = std::ptr::null_mut();
+            // SAFETY: the id is NCCL's; the call writes one handle.
+            let code = unsafe { (table.functions.init_rank)(&raw mut comm, members as c_int, id, index as c_int) };
+            let made = table.explained(comm, "ncclCommInitRank", code);
+            let handle = made.map(|()| Arc::new(Handle { nccl: table, comm: comm as usize, ended: AtomicBool::new(false) }));
+            if let Err(std::sync::mpsc::SendError(Ok(left))) = done.send(handle) {
+                left.abort();
+            }
+        });
+        let begin = Instant::now();
+        loop {
+            match joined.recv_timeout(JOIN_POLL) {
+                Ok(made) => return made.map(|handle| Self { handle }),
+                Err(RecvTimeoutError::Disconnected) => return Err(NcclError::Thread("it ended without an answer".to_owned())),
+                Err(RecvTimeoutError::Timeout) if abort.is_raised() => return Err(NcclError::Aborted { members }),
+                Err(RecvTimeoutError::Timeout) if begin.elapsed() > deadline => {
+                    return Err(NcclError::Deadline { members, seconds: deadline.as_secs() });
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+    /// By which another thread can abort it.
+    pub fn handle(&self) -> Arc<Handle> {
+        Arc::clone(&self.handle)
+    }
+    fn alive(&self) -> Result<Comm, NcclError> {
+        if self.handle.ended.load(Ordering::Acquire) { Err(NcclError::Ended) } else { Ok(self.handle.comm as Comm) }
     }
     /// Enqueues calls as one group on a stream, given as the driver's handle.
     pub(crate) fn run(&self, stream: cudarc::driver::sys::CUstream, element: Element, calls: &[Call]) -> Result<(), NcclError> {
         let stream: *mut c_void = stream.cast();
-        let f = &self.nccl.functions;
+        let (comm, nccl) = (self.alive()?, &self.handle.nccl);
+        let f = &nccl.functions;
         let kind = match element {
             Element::Bf16 => sys::ncclDataType_t::ncclBfloat16,
             Element::F32 => sys::ncclDataType_t::ncclFloat32,
@@ -172,54 +243,52 @@ impl Communicator {
         let sum = sys::ncclRedOp_t::ncclSum;
         let raw = |address: u64| address as *mut c_void;
         // SAFETY: starts a group of this thread, ended below.
-        self.explained("ncclGroupStart", unsafe { (f.group_start)() })?;
+        nccl.explained(comm, "ncclGroupStart", unsafe { (f.group_start)() })?;
         for &call in calls {
             // SAFETY: addresses are device memory of this rank of at least `count` elements; the stream is this rank's.
             let (name, code) = unsafe {
                 match call {
                     Call::AllReduce { from, to, count } => {
-                        ("ncclAllReduce", (f.all_reduce)(raw(from), raw(to), count as usize, kind, sum, self.comm, stream))
+                        ("ncclAllReduce", (f.all_reduce)(raw(from), raw(to), count as usize, kind, sum, comm, stream))
                     }
                     Call::Broadcast { from, to, count, root } => {
-                        ("ncclBroadcast", (f.broadcast)(raw(from), raw(to), count as usize, kind, root as c_int, self.comm, stream))
+                        ("ncclBroadcast", (f.broadcast)(raw(from), raw(to), count as usize, kind, root as c_int, comm, stream))
                     }
                     Call::Reduce { from, to, count, root } => {
-                        ("ncclReduce", (f.reduce)(raw(from), raw(to), count as usize, kind, sum, root as c_int, self.comm, stream))
+                        ("ncclReduce", (f.reduce)(raw(from), raw(to), count as usize, kind, sum, root as c_int, comm, stream))
                     }
                     Call::Send { from, count, peer } => {
-                        ("ncclSend", (f.send)(raw(from), count as usize, kind, peer as c_int, self.comm, stream))
+                        ("ncclSend", (f.send)(raw(from), count as usize, kind, peer as c_int, comm, stream))
                     }
-                    Call::Receive { to, count, peer } => {
-                        ("ncclRecv", (f.recv)(raw(to), count as usize, kind, peer as c_int, self.comm, stream))
-                    }
+                    Call::Receive { to, count, peer } => ("ncclRecv", (f.recv)(raw(to), count as usize, kind, peer as c_int, comm, stream)),
                 }
             };
-            self.explained(name, code)?;
+            nccl.explained(comm, name, code)?;
         }
         // SAFETY: ends the group started above.
-        self.explained("ncclGroupEnd", unsafe { (f.group_end)() })
+        nccl.explained(comm, "ncclGroupEnd", unsafe { (f.group_end)() })
     }
     /// An error that a peer or the network caused since the last look.
     pub fn check(&self) -> Result<(), NcclError> {
+        let (comm, nccl) = (self.alive()?, &self.handle.nccl);
         let mut code = sys::ncclResult_t::ncclSuccess;
         // SAFETY: the communicator is alive; the call writes one code.
-        ok("ncclCommGetAsyncError", unsafe { (self.nccl.functions.async_error)(self.comm, &raw mut code) })?;
-        self.explained("an earlier call", code)
+        ok("ncclCommGetAsyncError", unsafe { (nccl.functions.async_error)(comm, &raw mut code) })?;
+        nccl.explained(comm, "an earlier call", code)
     }
     /// Ends pending communication of this rank at once.
     pub fn abort(&mut self) {
-        if !self.aborted {
-            self.aborted = true;
-            // SAFETY: the communicator is alive and not used afterwards.
-            unsafe { (self.nccl.functions.abort)(self.comm) };
-        }
+        self.handle.abort();
     }
-    fn explained(&self, call: &'static str, code: sys::ncclResult_t) -> Result<(), NcclError> {
+}
+
+impl Nccl {
+    fn explained(&self, comm: Comm, call: &'static str, code: sys::ncclResult_t) -> Result<(), NcclError> {
         if matches!(code, sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress) {
             return Ok(());
         }
-        // SAFETY: NCCL returns a string that lives until its next error, copied at once.
-        let text = unsafe { (self.nccl.functions.last_error)(self.comm) };
+        // SAFETY: NCCL returns a string that lives until its next error, copied at once; it takes a null communicator too.
+        let text = unsafe { (self.functions.last_error)(comm) };
         let why = if text.is_null() {
             String::new()
         } else {
@@ -232,11 +301,12 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if !self.aborted {
+        if !self.handle.ended.swap(true, Ordering::AcqRel) {
+            let (comm, f) = (self.handle.comm as Comm, &self.handle.nccl.functions);
             // SAFETY: alive, finalized and destroyed once; all its streams are idle by then.
             unsafe {
-                (self.nccl.functions.finalize)(self.comm);
-                (self.nccl.functions.destroy)(self.comm);
+                (f.finalize)(comm);
+                (f.destroy)(comm);
             }
         }
     }

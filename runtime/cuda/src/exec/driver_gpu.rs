@@ -2,24 +2,28 @@
 #![allow(unsafe_code)]
 
 use super::compile::Cubins;
-use super::gpu::{Address, Call, Captured, Element, Gpu, GpuError, Stream};
-use crate::device::{Device, Driver};
-use crate::nccl::{Communicator, Nccl};
-use crate::search::Search;
+use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Stream};
+use crate::device::Device;
+use crate::nccl::{Communicator, Handle, Nccl};
 use cudarc::driver::{DriverError, result, sys};
 use moetwin_kernels::launch::Launch;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Streams of a rank.
 const STREAMS: usize = 2;
-/// How often a wait looks whether it is over.
-const POLL: Duration = Duration::from_micros(20);
+/// How long a wait looks without pause: a decode step ends within it, and a pause would add to every step.
+const SPIN: Duration = Duration::from_millis(5);
+/// How often a longer wait looks whether it is over.
+const POLL: Duration = Duration::from_micros(100);
+
+/// Handles of the communicators of a rank, by which another thread can abort them.
+pub(super) type Handles = Arc<Mutex<Vec<Arc<Handle>>>>;
 
 /// A GPU with its streams, modules, memory, communicators and graphs. Neither `Send` nor shared: the rank's thread makes and drops it.
-pub(super) struct DriverGpu {
+pub struct DriverGpu {
     nccl: Option<Arc<Nccl>>,
     streams: Vec<sys::CUstream>,
     events: BTreeMap<u32, sys::CUevent>,
@@ -27,9 +31,14 @@ pub(super) struct DriverGpu {
     functions: BTreeMap<&'static str, sys::CUfunction>,
     allocations: Vec<sys::CUdeviceptr>,
     communicators: BTreeMap<u32, Communicator>,
-    graphs: Vec<(sys::CUgraph, sys::CUgraphExec)>,
+    handles: Handles,
+    graphs: BTreeMap<usize, (sys::CUgraph, sys::CUgraphExec)>,
+    /// Events behind the commands of the latest eager run, and how many of them it recorded.
+    marks: Vec<sys::CUevent>,
+    marked: usize,
+    abort: AbortSignal,
     // Last: everything above belongs to its context.
-    _device: Device,
+    device: Option<Device>,
 }
 
 fn failed(call: impl Into<String>) -> impl FnOnce(DriverError) -> GpuError {
@@ -38,12 +47,14 @@ fn failed(call: impl Into<String>) -> impl FnOnce(DriverError) -> GpuError {
 }
 
 impl DriverGpu {
-    /// Opens a GPU for the calling thread and loads the kernels.
-    pub(super) fn open(search: &Search, ordinal: usize, cubins: &Cubins, nccl: Option<Arc<Nccl>>) -> Result<Self, GpuError> {
-        let driver = Driver::open(search).map_err(|e| GpuError::new("driver", e.to_string()))?;
-        driver.device_count().map_err(|e| GpuError::new("driver", e.to_string()))?;
-        let device = driver.device(ordinal).map_err(|e| GpuError::new("device", e.to_string()))?;
-        device.bind().map_err(|e| GpuError::new("device", e.to_string()))?;
+    /// The open GPU of the calling thread, with the kernels loaded.
+    pub(super) fn new(
+        device: Device,
+        cubins: &Cubins,
+        nccl: Option<Arc<Nccl>>,
+        handles: Handles,
+        abort: AbortSignal,
+    ) -> Result<Self, GpuError> {
         let mut gpu = Self {
             nccl,
             streams: Vec::new(),
@@ -52,8 +63,12 @@ impl DriverGpu {
             functions: BTreeMap::new(),
             allocations: Vec::new(),
             communicators: BTreeMap::new(),
-            graphs: Vec::new(),
-            _device: device,
+            handles,
+            graphs: BTreeMap::new(),
+            marks: Vec::new(),
+            marked: 0,
+            abort,
+            device: Some(device),
         };
         for _ in 0..STREAMS {
             gpu.streams.push(result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed("cuStreamCreate"))?);
@@ -151,7 +166,10 @@ impl Gpu for DriverGpu {
     }
     fn connect(&mut self, communicator: u32, id: &[u8], index: u32, members: u32, deadline: Duration) -> Result<(), GpuError> {
         let nccl = self.nccl.clone().ok_or_else(|| GpuError::new("NCCL", "not loaded, and several ranks need it"))?;
-        let made = Communicator::join(nccl, id, index, members, deadline).map_err(|e| GpuError::new("NCCL", e.to_string()))?;
+        let device = self.device.clone().ok_or_else(|| GpuError::new("NCCL", "the GPU is closed"))?;
+        let made = Communicator::join(nccl, id, (index, members), device, deadline, &self.abort);
+        let made = made.map_err(|e| GpuError::new("NCCL", e.to_string()).of_peers())?;
+        self.handles.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(made.handle());
         self.communicators.insert(communicator, made);
         Ok(())
     }
@@ -161,7 +179,7 @@ impl Gpu for DriverGpu {
             .communicators
             .get(&communicator)
             .ok_or_else(|| GpuError::new("NCCL", format!("communicator {communicator} is not connected")))?;
-        made.run(stream, element, calls).map_err(|e| GpuError::new("NCCL", e.to_string()))
+        made.run(stream, element, calls).map_err(|e| GpuError::new("NCCL", e.to_string()).of_peers())
     }
     fn begin_capture(&mut self) -> Result<(), GpuError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -174,16 +192,31 @@ impl Gpu for DriverGpu {
         // SAFETY: the graph was just captured.
         let exec =
             unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) }.map_err(failed("instantiating the graph"))?;
-        self.graphs.push((graph, exec));
-        Ok(Captured(self.graphs.len() - 1))
+        let number = self.graphs.len();
+        self.graphs.insert(number, (graph, exec));
+        Ok(Captured(number))
     }
     fn replay(&mut self, graph: Captured) -> Result<(), GpuError> {
-        let (_, exec) = self.graphs[graph.0];
+        let (_, exec) = *self.graphs.get(&graph.0).ok_or_else(|| GpuError::new("graph", format!("{} is not captured", graph.0)))?;
         // SAFETY: the executable graph lives until this GPU is dropped, and so does all memory it names.
         unsafe { result::graph::launch(exec, self.streams[0]) }.map_err(failed("graph launch"))
     }
+    fn mark(&mut self, stream: Stream, mark: u32) -> Result<(), GpuError> {
+        let (index, stream) = (mark as usize, self.stream(stream)?);
+        while self.marks.len() <= index {
+            self.marks.push(result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(failed("cuEventCreate"))?);
+        }
+        self.marked = index + 1;
+        // SAFETY: both are alive and of this context.
+        unsafe { result::event::record(self.marks[index], stream) }.map_err(failed("cuEventRecord"))
+    }
+    fn unfinished(&mut self) -> Option<u32> {
+        // SAFETY: every event is alive and was recorded.
+        let reached = |e: &sys::CUevent| unsafe { sys::cuEventQuery(*e) } != sys::CUresult::CUDA_ERROR_NOT_READY;
+        self.marks[..self.marked].iter().position(|e| !reached(e)).map(|i| i as u32)
+    }
     fn synchronize(&mut self, deadline: Duration) -> Result<(), GpuError> {
-        let end = Instant::now() + deadline;
+        let begin = Instant::now();
         for i in 0..self.streams.len() {
             loop {
                 // SAFETY: the stream is alive.
@@ -192,11 +225,19 @@ impl Gpu for DriverGpu {
                     sys::CUresult::CUDA_ERROR_NOT_READY => {}
                     code => return Err(GpuError::new("waiting for the GPU", DriverError(code).to_string())),
                 }
-                for c in self.communicators.values() {
-                    c.check().map_err(|e| GpuError::new("NCCL", e.to_string()))?;
+                let waited = begin.elapsed();
+                if waited < SPIN {
+                    std::hint::spin_loop();
+                    continue;
                 }
-                if Instant::now() > end {
-                    return Err(GpuError::new("waiting for the GPU", format!("not finished within {deadline:?}")));
+                for c in self.communicators.values() {
+                    c.check().map_err(|e| GpuError::new("NCCL", e.to_string()).of_peers())?;
+                }
+                if self.abort.is_raised() {
+                    return Err(GpuError::new("waiting for the GPU", "gave up, since the run was aborted").of_peers());
+                }
+                if waited > deadline {
+                    return Err(GpuError::new("waiting for the GPU", format!("not finished within {deadline:?}")).of_peers());
                 }
                 std::thread::sleep(POLL);
             }
@@ -208,33 +249,71 @@ impl Gpu for DriverGpu {
             c.abort();
         }
     }
-}
-
-impl Drop for DriverGpu {
-    fn drop(&mut self) {
-        // Graphs name communicators' and arena memory, so they go first.
-        for (graph, exec) in self.graphs.drain(..) {
-            // SAFETY: made by this GPU, destroyed once.
+    fn drained(&mut self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        // SAFETY: the stream is alive. Any other answer than "not ready" means that nothing runs on it any more.
+        let busy = |s: &sys::CUstream| unsafe { sys::cuStreamQuery(*s) } == sys::CUresult::CUDA_ERROR_NOT_READY;
+        while self.streams.iter().any(busy) {
+            if Instant::now() > end {
+                return false;
+            }
+            std::thread::sleep(POLL);
+        }
+        true
+    }
+    fn destroy(&mut self, graph: Captured) {
+        if let Some((graph, exec)) = self.graphs.remove(&graph.0) {
+            // SAFETY: made by this GPU, destroyed once; errors on the way out have nobody to be told to.
             unsafe {
                 result::graph::exec_destroy(exec).ok();
                 result::graph::destroy(graph).ok();
             }
         }
+    }
+    fn disconnect(&mut self, communicator: u32) {
+        // Its drop finalizes and destroys it.
+        self.communicators.remove(&communicator);
+    }
+    fn free(&mut self, address: Address) {
+        if let Some(i) = self.allocations.iter().rposition(|a| *a == address) {
+            self.allocations.remove(i);
+            // SAFETY: allocated by this GPU and freed once, with every stream idle.
+            unsafe { result::free_sync(address) }.ok();
+        }
+    }
+    fn close(&mut self) {
+        self.graphs.keys().copied().collect::<Vec<_>>().into_iter().for_each(|g| self.destroy(Captured(g)));
         self.communicators.clear();
-        // SAFETY: each handle was made by this GPU and is destroyed once; errors on the way out have nobody to be told to.
+        // SAFETY: each handle was made by this GPU and is destroyed once: the lists are emptied.
         unsafe {
-            for &event in self.events.values() {
+            for event in std::mem::take(&mut self.events).into_values().chain(std::mem::take(&mut self.marks)) {
                 result::event::destroy(event).ok();
             }
-            for &module in self.modules.values() {
+            self.functions.clear();
+            for module in std::mem::take(&mut self.modules).into_values() {
                 result::module::unload(module).ok();
             }
-            for &address in &self.allocations {
+            for address in std::mem::take(&mut self.allocations) {
                 result::free_sync(address).ok();
             }
-            for &stream in &self.streams {
+            for stream in std::mem::take(&mut self.streams) {
                 result::stream::destroy(stream).ok();
             }
         }
+        self.device = None;
+    }
+    fn abandon(&mut self) {
+        self.graphs.clear();
+        std::mem::forget(std::mem::take(&mut self.communicators));
+        (self.events, self.marks, self.modules) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
+        (self.allocations, self.streams) = (Vec::new(), Vec::new());
+        std::mem::forget(self.device.take());
+    }
+}
+
+impl Drop for DriverGpu {
+    /// What an orderly end has left, in case there was none.
+    fn drop(&mut self) {
+        self.close();
     }
 }

@@ -1,23 +1,24 @@
-//! All ranks of a host: one thread each, told what to do, waited for with a deadline.
+//! Ranks of this process: one thread each, told what to do, waited for with a deadline. With one process a rank, what must be agreed on
+//! or put together goes over the link to the other processes.
 
-use super::compile::compile_all;
-use super::driver_gpu::DriverGpu;
-use super::gpu::{Element, GpuError};
-use super::rank::{Communicators, Membership, PartOfResult, Rank};
-use crate::device::Driver;
-use crate::nccl::Nccl;
-use crate::search::Search;
-use half::bf16;
+use super::driver_host::DriverHost;
+use super::gpu::{AbortSignal, Host};
+use super::inject::Injection;
+use super::parts::{decode, encode, from_bytes, to_bytes};
+use super::progress::{Board, Doing, Failed, What};
+use super::rank::{Communicators, Membership, Notes, PartOfResult, RankFailure};
+use super::worker::{Event, Job, Start, Worker};
+use crate::link::Link;
 use moetwin_kernels::launch::element_of;
-use moetwin_kernels::reference::{Array, Data};
+use moetwin_kernels::reference::Array;
 use moetwin_models::{Phase, RankId, TensorKind, WeightRef};
+use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::reference::{ExecuteError, NamedValue, StepInputs, collect};
 use moetwin_runtime::weights::WeightSource;
 use moetwin_runtime::{Action, BufferId, Executor, Place, Program, ProgramKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// How to run on GPUs.
@@ -29,107 +30,280 @@ pub struct CudaOptions {
     pub deadline: Duration,
     /// Whether decode programs are captured.
     pub graphs: bool,
+    /// A fault to inject.
+    pub inject: Option<Injection>,
 }
 
-/// Beyond the ranks' own deadline before a rank counts as lost: it should have answered by itself.
-const GRACE: Duration = Duration::from_secs(5);
+/// After the first sign of a failure: how long others may take to report theirs, which may be the cause.
+const SETTLE: Duration = Duration::from_secs(3);
+/// When ranks end: how long until one is aborted from outside its thread, and again until it is given up.
+const END: Duration = Duration::from_secs(5);
+/// How long another process may take to compile kernels or to load its weights: a terabyte from a slow disk. One that ends or stands
+/// still is noticed by the link long before.
+const LOAD: Duration = Duration::from_secs(3600);
+/// Loads of a rank under way at a time: while one is copied the next is read.
+const LOADS: u32 = 2;
 
-enum Job {
-    Connect(Vec<Membership>),
-    Load(WeightRef, Vec<u8>),
-    Add(Arc<Program>, Arc<Communicators>, bool),
-    Run(usize, Arc<StepInputs>),
-    Abort,
-}
-
-type Answer = Result<Vec<PartOfResult>, GpuError>;
-
-struct Worker {
-    jobs: Sender<Job>,
-    answers: Receiver<Answer>,
-    thread: Option<JoinHandle<()>>,
-}
-
-/// Ranks on the GPUs of this host, rank `r` on the driver's GPU `r`.
-pub struct CudaExecutor {
+/// Ranks on the GPUs of this host, all of them or this process's own.
+pub struct CudaExecutor<H: Host = DriverHost> {
     options: CudaOptions,
-    nccl: Option<Arc<Nccl>>,
+    host: Arc<H>,
+    ranks: u32,
     workers: Vec<Worker>,
+    events: Receiver<Event>,
+    notes: Notes,
+    link: Option<Link>,
+    failed: Option<Failed>,
     loaded: BTreeSet<(RankId, WeightRef)>,
     communicators: BTreeMap<Vec<RankId>, u32>,
     programs: Vec<Arc<Program>>,
+    passes: u64,
 }
 
-fn device(rank: RankId, e: impl std::fmt::Display) -> ExecuteError {
-    ExecuteError::Device { rank, what: e.to_string() }
+fn device(failed: &Failed) -> ExecuteError {
+    let Failed { phase, command, problem, .. } = failed;
+    ExecuteError::Device { rank: failed.rank, what: format!("phase {phase}, {command}: {problem}") }
 }
 
-impl CudaExecutor {
-    /// Opens a GPU a rank. Errors say what is missing.
+impl CudaExecutor<DriverHost> {
+    /// Opens a GPU a rank, rank `r` on the driver's GPU `r`. Errors say what is missing.
     pub fn open(ranks: u32, options: CudaOptions) -> Result<Self, ExecuteError> {
-        let search = Search::from_environment();
-        let first = RankId(0);
-        let driver = Driver::open(&search).map_err(|e| device(first, e))?;
-        let count = driver.device_count().map_err(|e| device(first, e))?;
-        if count < ranks as usize {
-            return Err(device(first, format!("{ranks} ranks need {ranks} GPUs, the driver shows {count}")));
+        let ordinals = (0..ranks).map(|r| (RankId(r), r as usize)).collect();
+        let host = DriverHost::open(ordinals, ranks).map_err(|e| opening(RankId(0), &e.to_string()))?;
+        Self::on(host, (0..ranks).map(RankId).collect(), ranks, None, options)
+    }
+    /// Opens the GPU of this process's rank, one of `ranks`, the driver's number `ordinal`.
+    pub fn open_one(rank: RankId, ordinal: usize, ranks: u32, link: Link, options: CudaOptions) -> Result<Self, ExecuteError> {
+        match DriverHost::open(BTreeMap::from([(rank, ordinal)]), ranks) {
+            Ok(host) => Self::on(host, vec![rank], ranks, Some(link), options),
+            Err(e) => {
+                let failed = Failed::new(rank, &Doing::opening(), e.to_string());
+                link.report(&failed, false);
+                Err(device(&failed))
+            }
         }
-        let (major, minor) = driver.device(0).and_then(|d| d.compute_capability()).map_err(|e| device(first, e))?;
-        // The architecture-specific target, which alone has the newest matrix instructions.
-        let architecture = format!("{major}{minor}{}", if major >= 9 { "a" } else { "" });
-        let cubins = Arc::new(compile_all(&search, &architecture).map_err(|e| device(first, e))?);
-        let nccl = if ranks > 1 { Some(Arc::new(Nccl::open(&search).map_err(|e| device(first, e))?)) } else { None };
+    }
+}
+
+fn opening(rank: RankId, problem: &str) -> ExecuteError {
+    device(&Failed::new(rank, &Doing::opening(), problem))
+}
+
+impl<H: Host> CudaExecutor<H> {
+    /// The `local` ones of `ranks` ranks on a host; the others are in other processes, behind the link.
+    pub fn on(host: H, local: Vec<RankId>, ranks: u32, link: Option<Link>, options: CudaOptions) -> Result<Self, ExecuteError> {
+        let host = Arc::new(host);
+        let clock = Arc::clone(&host);
+        let now = Arc::new(move || clock.now());
+        let notes = Notes { board: Board::new(&local, host.now()), abort: AbortSignal::default(), now };
+        let (sender, events) = channel();
+        if let Some(link) = &link {
+            link.listen(sender.clone());
+        }
+        let start = Start {
+            host: Arc::clone(&host),
+            notes: notes.clone(),
+            events: sender,
+            capacity: options.capacity,
+            deadline: options.deadline,
+            injection: options.inject,
+            alone: link.is_some(),
+        };
         let mut workers = Vec::new();
-        for rank in (0..ranks).map(RankId) {
-            let (jobs, inbox) = channel();
-            let (outbox, answers) = channel();
-            let (search, cubins, nccl, options) = (search.clone(), Arc::clone(&cubins), nccl.clone(), options.clone());
-            let body = move || {
-                let opened = DriverGpu::open(&search, rank.0 as usize, &cubins, nccl);
-                let mut state = match opened {
-                    Ok(gpu) => {
-                        outbox.send(Ok(Vec::new())).ok();
-                        Rank::new(gpu, rank, options.capacity, options.deadline)
-                    }
-                    Err(e) => {
-                        outbox.send(Err(e)).ok();
-                        return;
-                    }
-                };
-                serve(&mut state, &inbox, &outbox);
-            };
-            let thread = std::thread::Builder::new().name(format!("rank {}", rank.0)).spawn(body).map_err(|e| device(rank, e))?;
-            workers.push(Worker { jobs, answers, thread: Some(thread) });
+        for &rank in &local {
+            workers.push(Worker::start(rank, start.clone()).map_err(|e| opening(rank, &e.to_string()))?);
         }
-        let mut executor = Self { options, nccl, workers, loaded: BTreeSet::new(), communicators: BTreeMap::new(), programs: Vec::new() };
-        executor.answers("opening the GPU")?;
+        let mut executor = Self {
+            options,
+            host,
+            ranks,
+            workers,
+            events,
+            notes,
+            link,
+            failed: None,
+            loaded: BTreeSet::new(),
+            communicators: BTreeMap::new(),
+            programs: Vec::new(),
+            passes: 0,
+        };
+        executor.answers(0)?;
+        executor.agree("open", Vec::new(), LOAD)?;
         Ok(executor)
     }
 
-    fn send(&self, rank: RankId, job: Job) -> Result<(), ExecuteError> {
-        self.workers[rank.0 as usize].jobs.send(job).map_err(|_| device(rank, "its thread has ended"))
+    fn send(&mut self, rank: RankId, job: Job) {
+        if let Some(worker) = self.workers.iter_mut().find(|w| w.rank == rank) {
+            worker.outstanding += 1;
+            self.notes.board.tell(rank);
+            // A thread that has ended said so before, and that is read with the answers.
+            worker.jobs.as_ref().map(|jobs| jobs.send(job).ok());
+        }
     }
 
-    /// One answer of every rank. The first failure aborts all ranks' communication, so that nobody waits for the failed one.
-    fn answers(&mut self, phase: &str) -> Result<Vec<Vec<PartOfResult>>, ExecuteError> {
-        let mut parts = Vec::new();
-        for (rank, worker) in (0u32..).map(RankId).zip(&self.workers) {
-            let failure = match worker.answers.recv_timeout(self.options.deadline + GRACE) {
-                Ok(Ok(part)) => {
-                    parts.push(part);
+    fn local(&self) -> Vec<RankId> {
+        self.workers.iter().map(|w| w.rank).collect()
+    }
+
+    /// Waits until no rank has more than `allowed` jobs unanswered. The first failure ends the run.
+    fn answers(&mut self, allowed: u32) -> Result<BTreeMap<(RankId, BufferId), PartOfResult>, ExecuteError> {
+        if let Some(failed) = &self.failed {
+            return Err(device(failed));
+        }
+        let mut parts = BTreeMap::new();
+        let end = self.host.now() + self.options.deadline;
+        while self.workers.iter().any(|w| w.outstanding > allowed) {
+            let failure = match self.next_event(end) {
+                Some(Event::Done(rank, list)) => {
+                    self.answered(rank);
+                    parts.extend(list.into_iter().map(|p| ((rank, p.buffer), p)));
                     continue;
                 }
-                Ok(Err(e)) => format!("{phase}: {e}"),
-                Err(RecvTimeoutError::Timeout) => format!("{phase}: no answer within {:?}", self.options.deadline + GRACE),
-                Err(RecvTimeoutError::Disconnected) => format!("{phase}: its thread has ended"),
+                Some(Event::Failed(f) | Event::Elsewhere(f)) => Some(f),
+                Some(Event::Ended(_)) => continue,
+                None => None,
             };
-            self.workers.iter().for_each(|w| drop(w.jobs.send(Job::Abort)));
-            return Err(device(rank, failure));
+            return Err(self.fail(failure));
         }
         Ok(parts)
     }
 
-    /// Communicators of a program, made where they are new.
+    fn answered(&mut self, rank: RankId) {
+        if let Some(worker) = self.workers.iter_mut().find(|w| w.rank == rank) {
+            worker.outstanding = worker.outstanding.saturating_sub(1);
+        }
+    }
+
+    /// The next event, or nothing once the host's time is `end`.
+    fn next_event(&self, end: Duration) -> Option<Event> {
+        loop {
+            let now = self.host.now();
+            match self.events.recv_timeout(self.host.slice(end.saturating_sub(now))) {
+                Ok(event) => return Some(event),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) if now >= end => return None,
+                Err(RecvTimeoutError::Timeout) => self.host.nothing_happened(&self.notes.board),
+            }
+        }
+    }
+
+    /// Ends the run: finds whose failure came first, and makes every wait give up. `first` is the first sign, nothing where the
+    /// deadline has passed.
+    fn fail(&mut self, first: Option<RankFailure>) -> ExecuteError {
+        let failed = self.placed(self.notes.board.all().first().map(|(_, doing)| doing.phase), first);
+        self.notes.abort.raise();
+        if let Some(link) = &self.link {
+            link.report(&failed, false);
+        }
+        let error = device(&failed);
+        self.failed = Some(failed);
+        error
+    }
+
+    /// Blames, and says in which phase where only the end of a process is known: ranks go from phase to phase together.
+    fn placed(&mut self, phase: Option<InitPhase>, first: Option<RankFailure>) -> Failed {
+        let mut failed = self.blame(first);
+        if failed.phase.is_empty() {
+            failed.phase = phase.map_or_else(String::new, |p| p.to_string());
+        }
+        failed
+    }
+
+    fn blame(&mut self, first: Option<RankFailure>) -> Failed {
+        let late = format!("no answer within {:?}", self.options.deadline);
+        let mut signs = Vec::new();
+        match first {
+            // A rank that fails in its own work is a cause; one that fails in a wait for others may be a consequence.
+            Some(f) if !f.with_peers => return f.failed,
+            Some(f) => signs.push(f),
+            None => {
+                if let Some((rank, doing)) = self.stuck_alone(&signs) {
+                    return Failed::new(rank, &doing, late);
+                }
+            }
+        }
+        if let Some(link) = &self.link {
+            // The processes whose ranks are stuck know which; this one only knows that its own wait.
+            let waiting = signs.first().map(|f| f.failed.clone()).or_else(|| {
+                let (rank, doing) = self.notes.board.all().into_iter().next()?;
+                Some(Failed::new(rank, &doing, late.clone()))
+            });
+            waiting.iter().for_each(|failed| link.report(failed, true));
+        }
+        let settled = self.host.now() + SETTLE;
+        let mut aborted = false;
+        loop {
+            match self.next_event(if aborted { self.host.now().max(settled) + SETTLE } else { settled }) {
+                Some(Event::Failed(f) | Event::Elsewhere(f)) => {
+                    if !f.with_peers && !f.gave_up {
+                        return f.failed;
+                    }
+                    self.answered(f.failed.rank);
+                    signs.push(f);
+                }
+                Some(Event::Done(rank, _)) => self.answered(rank),
+                Some(Event::Ended(_)) => {}
+                None if aborted => break,
+                None => {
+                    // Another process said that it waits; the rank that it waits for may be here.
+                    if let Some((rank, doing)) = self.stuck_alone(&signs) {
+                        return Failed::new(rank, &doing, late);
+                    }
+                    aborted = true;
+                    self.notes.abort.raise();
+                }
+            }
+            if aborted
+                && self.link.is_none()
+                && self.workers.iter().all(|w| w.outstanding == 0 || signs.iter().any(|s| s.failed.rank == w.rank))
+            {
+                break;
+            }
+        }
+        self.judge(&signs, &late)
+    }
+
+    /// A rank that has given no sign and is at work of its own, for the longest time.
+    fn stuck_alone(&self, signs: &[RankFailure]) -> Option<(RankId, Doing)> {
+        let all = self.notes.board.all().into_iter();
+        let alone = all.filter(|(rank, doing)| {
+            let busy = self.workers.iter().any(|w| w.rank == *rank && w.outstanding > 0);
+            let signed = signs.iter().any(|s| s.failed.rank == *rank);
+            busy && !signed && !doing.with_peers && !matches!(doing.what, What::Nothing)
+        });
+        alone.min_by_key(|(rank, doing)| (doing.since, *rank))
+    }
+
+    /// Who is to blame where every rank was waiting: one that does not even return from an abort, or whose GPU still runs, or else
+    /// the one that came least far, a command of its own before one that waits for others.
+    fn judge(&self, signs: &[RankFailure], late: &str) -> Failed {
+        let silent = self.workers.iter().filter(|w| w.outstanding > 0 && !signs.iter().any(|s| s.failed.rank == w.rank));
+        if let Some((rank, doing)) = silent.filter_map(|w| Some((w.rank, self.notes.board.of(w.rank)?))).next() {
+            return Failed::new(rank, &doing, format!("{late}, nor after an abort"));
+        }
+        let worst = signs.iter().min_by_key(|s| (s.drained, s.gave_up && s.order == u32::MAX, s.with_peers, s.order, s.failed.rank));
+        match worst {
+            Some(s) if !s.drained => Failed { problem: format!("{late}; its GPU did not stop"), ..s.failed.clone() },
+            Some(s) if s.gave_up => Failed { problem: late.to_owned(), ..s.failed.clone() },
+            Some(s) => s.failed.clone(),
+            None => Failed::new(RankId(0), &Doing::opening(), late),
+        }
+    }
+
+    /// Puts something of every process together, in the order of their ranks; alone, it is this one's. Every process comes here at the
+    /// same point, so that none goes on where another has failed.
+    fn agree(&mut self, what: &'static str, own: Vec<u8>, limit: Duration) -> Result<Vec<Vec<u8>>, ExecuteError> {
+        if let Some(failed) = &self.failed {
+            return Err(device(failed));
+        }
+        let Some(link) = &mut self.link else { return Ok(vec![own]) };
+        match link.exchange(what, own, limit + SETTLE * 2) {
+            Ok(all) => Ok(all),
+            Err(failed) => Err(self.fail(Some(RankFailure { failed, with_peers: false, gave_up: false, order: u32::MAX, drained: true }))),
+        }
+    }
+
+    /// Communicators of a program, made where they are new, in the same order on every rank.
     fn connect(&mut self, program: &Program) -> Result<Communicators, ExecuteError> {
         let everyone: Vec<RankId> = program.ranks.ids().collect();
         let sends = program.ranks.iter().any(|(_, rp)| rp.commands.iter().any(|c| matches!(c.action, Action::Send { .. })));
@@ -137,19 +311,27 @@ impl CudaExecutor {
         if sends {
             wanted.push(everyone.clone());
         }
+        let local = self.local();
         for members in &wanted {
             if self.communicators.contains_key(members) {
                 continue;
             }
             let number = self.communicators.len() as u32;
-            let nccl = self.nccl.clone().ok_or_else(|| device(members[0], "NCCL is not loaded"))?;
-            let id = nccl.unique_id().map_err(|e| device(members[0], e))?;
-            for &rank in &everyone {
+            // The process of the first member makes the id, the others are told.
+            let own = if local.contains(&members[0]) { self.host.unique_id() } else { Ok(Vec::new()) };
+            let own = own.map_err(|e| {
+                let doing =
+                    Doing { phase: InitPhase::Connect, what: What::Communicator(number), with_peers: false, since: self.host.now() };
+                let failed = Failed::new(members[0], &doing, e.to_string());
+                self.fail(Some(RankFailure { failed, with_peers: false, gave_up: false, order: u32::MAX, drained: true }))
+            })?;
+            let id = self.agree("connect", own, self.options.deadline)?.into_iter().find(|id| !id.is_empty()).unwrap_or_default();
+            for &rank in &local {
                 let index = members.iter().position(|m| *m == rank);
                 let membership = index.map(|i| Membership { number, id: id.clone(), index: i as u32, members: members.len() as u32 });
-                self.send(rank, Job::Connect(membership.into_iter().collect()))?;
+                self.send(rank, Job::Connect(membership.into_iter().collect()));
             }
-            self.answers("connecting")?;
+            self.answers(0)?;
             self.communicators.insert(members.clone(), number);
         }
         let groups = program.groups.iter().map(|(_, g)| self.communicators[&g.ranks]).collect();
@@ -157,49 +339,40 @@ impl CudaExecutor {
     }
 
     fn load_rank(&mut self, program: &Program, rank: RankId, weights: &dyn WeightSource) -> Result<(), ExecuteError> {
+        if !self.local().contains(&rank) {
+            return Ok(());
+        }
         for (_, buffer) in program.ranks[rank].buffers.iter().filter(|(_, b)| b.place == Place::Weight) {
             let TensorKind::Weight(weight) = program.graph.tensors[buffer.tensor].kind else { continue };
             if !self.loaded.insert((rank, weight)) {
                 continue;
             }
             let value = weights.load(&program.graph, buffer.tensor, rank).map_err(|e| ExecuteError::Weights(e.to_string()))?;
-            self.send(rank, Job::Load(weight, to_bytes(&value, element_of(&program.graph, buffer.tensor))))?;
+            self.send(rank, Job::Load(weight, to_bytes(&value, element_of(&program.graph, buffer.tensor))));
+            self.answers(LOADS - 1)?;
         }
-        // Loads are answered only where they fail, by the next job's answer.
-        Ok(())
+        self.answers(0).map(drop)
     }
-}
 
-/// A rank's thread: one answer for every job but loads and aborts; a failed load is the answer of the next job.
-fn serve(rank: &mut Rank<DriverGpu>, inbox: &Receiver<Job>, outbox: &Sender<Answer>) {
-    let mut failed: Option<GpuError> = None;
-    while let Ok(job) = inbox.recv() {
-        let done = |r: Result<(), GpuError>| r.map(|()| Vec::new());
-        let answer = match (job, failed.take()) {
-            (Job::Abort, _) => {
-                rank.abort();
-                return;
+    /// Every process is about to run the same pass: the same program, the same sequences, the same tokens.
+    fn agree_on_pass(&mut self, key: ProgramKey, inputs: &StepInputs) -> Result<(), ExecuteError> {
+        self.passes += 1;
+        let text = format!("pass {} of program {}: {:?} {:?}", self.passes, key.0, inputs.sequences, inputs.token_ids);
+        let all = self.agree("agree on a pass", text.clone().into_bytes(), self.options.deadline)?;
+        match all.iter().position(|other| *other != text.as_bytes()) {
+            None => Ok(()),
+            Some(other) => {
+                let doing =
+                    Doing { phase: InitPhase::Serve, what: What::Named("agree on a pass"), with_peers: false, since: self.host.now() };
+                let problem = format!("it runs another pass than rank {}", self.local().first().map_or(0, |r| r.0));
+                let failed = Failed::new(RankId(other as u32), &doing, problem);
+                Err(self.fail(Some(RankFailure { failed, with_peers: false, gave_up: false, order: u32::MAX, drained: true })))
             }
-            (Job::Load(..), Some(e)) => {
-                failed = Some(e);
-                continue;
-            }
-            (Job::Load(weight, bytes), None) => {
-                failed = rank.load(weight, &bytes).err();
-                continue;
-            }
-            (_, Some(e)) => Err(e),
-            (Job::Connect(memberships), None) => done(rank.connect(&memberships)),
-            (Job::Add(program, communicators, capture), None) => done(rank.add(program, communicators, capture)),
-            (Job::Run(key, inputs), None) => rank.run(key, &inputs),
-        };
-        if outbox.send(answer).is_err() {
-            return;
         }
     }
 }
 
-impl Executor for CudaExecutor {
+impl<H: Host> Executor for CudaExecutor<H> {
     type Number = f32;
 
     fn load(&mut self, program: &Program, rank: RankId, weights: &dyn WeightSource) -> Result<(), ExecuteError> {
@@ -207,13 +380,19 @@ impl Executor for CudaExecutor {
     }
 
     fn prepare(&mut self, program: Program) -> Result<ProgramKey, ExecuteError> {
+        if program.ranks.len() != self.ranks as usize {
+            return Err(ExecuteError::Inputs(format!("a program of {} ranks for an executor of {}", program.ranks.len(), self.ranks)));
+        }
+        // Nobody connects before all have loaded: who waits for a communicator waits for nothing else.
+        self.agree("load", Vec::new(), LOAD)?;
         let communicators = Arc::new(self.connect(&program)?);
         let capture = self.options.graphs && program.graph.step.phase == Phase::Decode;
         let program = Arc::new(program);
-        for rank in program.ranks.ids() {
-            self.send(rank, Job::Add(Arc::clone(&program), Arc::clone(&communicators), capture))?;
+        for rank in self.local() {
+            self.send(rank, Job::Add(Arc::clone(&program), Arc::clone(&communicators), capture));
         }
-        self.answers("preparing the program")?;
+        self.answers(0)?;
+        self.agree("allocate", Vec::new(), self.options.deadline)?;
         self.programs.push(program);
         Ok(ProgramKey(self.programs.len() - 1))
     }
@@ -225,46 +404,56 @@ impl Executor for CudaExecutor {
     fn run(&mut self, key: ProgramKey, inputs: &StepInputs) -> Result<Vec<NamedValue<f32>>, ExecuteError> {
         let program = Arc::clone(&self.programs[key.0]);
         inputs.check(&program, self.options.capacity as usize)?;
+        if self.link.is_some() {
+            self.agree_on_pass(key, inputs)?;
+        }
         let inputs = Arc::new(inputs.clone());
-        for rank in program.ranks.ids() {
-            self.send(rank, Job::Run(key.0, Arc::clone(&inputs)))?;
+        for rank in self.local() {
+            self.send(rank, Job::Run(key.0, Arc::clone(&inputs)));
         }
-        let mut held: BTreeMap<(RankId, BufferId), Array<f32>> = BTreeMap::new();
-        for (rank, parts) in (0u32..).map(RankId).zip(self.answers("running a step")?) {
-            held.extend(parts.into_iter().map(|p| ((rank, p.buffer), from_bytes(p))));
+        let mut parts = self.answers(0)?;
+        if self.link.is_some() {
+            let mut all = BTreeMap::new();
+            for bytes in self.agree("put results together", encode(&parts), self.options.deadline)? {
+                all.extend(decode(&bytes).ok_or_else(|| ExecuteError::Inputs("another process sent results that cannot be read".into()))?);
+            }
+            parts = all;
         }
+        let held: BTreeMap<(RankId, BufferId), Array<f32>> = parts.into_iter().map(|(at, p)| (at, from_bytes(p))).collect();
         collect(&program, |rank, buffer| held.get(&(rank, buffer)))
     }
 }
 
-impl Drop for CudaExecutor {
-    fn drop(&mut self) {
-        // Closing the queues ends the threads; each frees what it owns.
-        for worker in &mut self.workers {
-            worker.jobs = channel().0;
-        }
-        for worker in &mut self.workers {
-            if let Some(thread) = worker.thread.take() {
-                thread.join().ok();
+impl<H: Host> CudaExecutor<H> {
+    /// Closes the queues and waits for the threads to end, for a bounded time; each frees what it owns.
+    fn end(&mut self, limit: Duration) {
+        let end = self.host.now() + limit;
+        while self.workers.iter().any(|w| w.thread.is_some()) {
+            match self.next_event(end) {
+                Some(Event::Ended(rank)) => {
+                    let ended = self.workers.iter_mut().find(|w| w.rank == rank).and_then(|w| w.thread.take());
+                    // It has nothing left to do; a panic was reported as a failure.
+                    ended.map(|thread| thread.join().ok());
+                }
+                Some(_) => {}
+                None => return,
             }
         }
     }
 }
 
-fn to_bytes(array: &Array<f32>, element: Element) -> Vec<u8> {
-    match (&array.data, element) {
-        (Data::Real(v), Element::Bf16) => v.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
-        (Data::Real(v), _) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        (Data::Int(v), _) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+impl<H: Host> Drop for CudaExecutor<H> {
+    fn drop(&mut self) {
+        for worker in &mut self.workers {
+            self.notes.board.tell(worker.rank);
+            worker.jobs = None;
+        }
+        self.end(END);
+        // What is stuck in a call for its peers is freed from it; what still does not end, the end of the process ends.
+        self.notes.abort.raise();
+        for worker in self.workers.iter().filter(|w| w.thread.is_some()) {
+            self.host.abort_stuck(worker.rank);
+        }
+        self.end(END);
     }
-}
-
-fn from_bytes(part: PartOfResult) -> Array<f32> {
-    let four = |c: &[u8]| [c[0], c[1], c[2], c[3]];
-    let data = match part.element {
-        Element::Bf16 => Data::Real(part.bytes.chunks_exact(2).map(|c| bf16::from_le_bytes([c[0], c[1]]).to_f32()).collect()),
-        Element::F32 => Data::Real(part.bytes.chunks_exact(4).map(|c| f32::from_le_bytes(four(c))).collect()),
-        Element::I32 => Data::Int(part.bytes.chunks_exact(4).map(|c| i32::from_le_bytes(four(c))).collect()),
-    };
-    Array { sizes: part.sizes, data }
 }

@@ -1,7 +1,12 @@
 //! What a rank needs of its GPU. The real one talks to the driver and NCCL; a recording fake stands below the same code in tests.
 
 pub use moetwin_kernels::launch::Element;
+
+use super::progress::Board;
 use moetwin_kernels::launch::Launch;
+use moetwin_models::RankId;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// An address in device memory.
@@ -76,18 +81,39 @@ pub struct GpuError {
     pub call: String,
     /// What was said.
     pub what: String,
+    /// Whether it may be the consequence of another rank's failure: a wait for others ended without them.
+    pub peers: bool,
 }
 
 impl GpuError {
     /// An error of a call.
     pub fn new(call: impl Into<String>, what: impl Into<String>) -> Self {
-        Self { call: call.into(), what: what.into() }
+        Self { call: call.into(), what: what.into(), peers: false }
+    }
+    /// The same, of a call that waits for other ranks.
+    pub fn of_peers(self) -> Self {
+        Self { peers: true, ..self }
+    }
+}
+
+/// Raised once any rank has failed. Every wait looks at it and gives up, so that no rank waits for one that will not come.
+#[derive(Clone, Debug, Default)]
+pub struct AbortSignal(Arc<AtomicBool>);
+
+impl AbortSignal {
+    /// Whether to give up.
+    pub fn is_raised(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+    /// Ends every wait. It is never lowered: ranks that were aborted are not used again.
+    pub fn raise(&self) {
+        self.0.store(true, Ordering::Release);
     }
 }
 
 /// The operations of one GPU, used by the one thread that owns it.
 pub trait Gpu {
-    /// Reserves memory; freed when the GPU is dropped.
+    /// Reserves memory.
     fn allocate(&mut self, bytes: u64) -> Result<Address, GpuError>;
     /// Copies from the host; finished on return.
     fn write(&mut self, to: Address, bytes: &[u8]) -> Result<(), GpuError>;
@@ -103,7 +129,12 @@ pub trait Gpu {
     fn record(&mut self, stream: Stream, event: u32) -> Result<(), GpuError>;
     /// Makes a stream wait for an event.
     fn wait(&mut self, stream: Stream, event: u32) -> Result<(), GpuError>;
-    /// Joins a communicator: blocks until all `members` have.
+    /// Marks the end of the `mark`-th command of an eager run, so that [`Gpu::unfinished`] can name the one that did not end. Marks are
+    /// recorded in ascending order from 0.
+    fn mark(&mut self, stream: Stream, mark: u32) -> Result<(), GpuError>;
+    /// The lowest mark of the latest eager run that its stream has not reached.
+    fn unfinished(&mut self) -> Option<u32>;
+    /// Joins a communicator: blocks until all `members` have, the deadline is over, or the run is aborted.
     fn connect(&mut self, communicator: u32, id: &[u8], index: u32, members: u32, deadline: Duration) -> Result<(), GpuError>;
     /// Runs calls of a communicator as one group.
     fn communicate(&mut self, stream: Stream, communicator: u32, element: Element, calls: &[Call]) -> Result<(), GpuError>;
@@ -113,8 +144,46 @@ pub trait Gpu {
     fn end_capture(&mut self) -> Result<Captured, GpuError>;
     /// Replays a captured graph on stream 0.
     fn replay(&mut self, graph: Captured) -> Result<(), GpuError>;
-    /// Waits until all streams are idle, at most `deadline`.
+    /// Waits until all streams are idle, at most `deadline`, or until the run is aborted.
     fn synchronize(&mut self, deadline: Duration) -> Result<(), GpuError>;
-    /// Ends all communication, so that no peer waits for this rank.
+    /// Ends all communication, so that no peer waits for this rank and this rank for no peer.
     fn abort(&mut self);
+    /// Whether all streams become idle within `limit`, whatever was aborted. Only then may anything be freed.
+    fn drained(&mut self, limit: Duration) -> bool;
+    /// Destroys a captured graph.
+    fn destroy(&mut self, graph: Captured);
+    /// Leaves a communicator that was not aborted.
+    fn disconnect(&mut self, communicator: u32);
+    /// Frees what [`Gpu::allocate`] gave.
+    fn free(&mut self, address: Address);
+    /// Closes streams, events, modules and the context. Nothing is called afterwards.
+    fn close(&mut self);
+    /// Gives up everything without touching it: something on the device never ended. The end of the process frees it.
+    fn abandon(&mut self);
+}
+
+/// Where ranks' GPUs come from, and what time is there.
+pub trait Host: Send + Sync + 'static {
+    /// Its GPUs.
+    type Gpu: Gpu;
+    /// Opens the GPU of a rank, for the calling thread. Waits of the GPU end once `abort` is raised.
+    fn open(&self, rank: RankId, abort: AbortSignal) -> Result<Self::Gpu, GpuError>;
+    /// A fresh id for one communicator; every member is handed the same.
+    fn unique_id(&self) -> Result<Vec<u8>, GpuError>;
+    /// Aborts the communicators of a rank from outside its thread, which is stuck in a call.
+    fn abort_stuck(&self, rank: RankId);
+    /// Stands still on a rank's thread until the run is aborted, or for ever.
+    fn stall(&self, _: RankId, until: Option<&AbortSignal>) {
+        while !until.is_some_and(AbortSignal::is_raised) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    /// Time since some fixed instant.
+    fn now(&self) -> Duration;
+    /// How long to wait, in real time, before looking again, when `left` is left until a deadline.
+    fn slice(&self, left: Duration) -> Duration {
+        left
+    }
+    /// Nothing happened for a slice while ranks were doing what the board says.
+    fn nothing_happened(&self, _: &Board) {}
 }

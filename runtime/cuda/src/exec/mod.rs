@@ -2,9 +2,16 @@
 
 pub mod compile;
 mod driver_gpu;
+mod driver_host;
 mod exchange;
 mod executor;
+pub mod fake;
 pub mod gpu;
-mod rank;
+pub mod inject;
+mod parts;
+pub mod progress;
+pub(crate) mod rank;
+pub(crate) mod worker;
 
+pub use driver_host::DriverHost;
 pub use executor::{CudaExecutor, CudaOptions};

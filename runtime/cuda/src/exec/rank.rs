@@ -1,9 +1,11 @@
 //! One rank: its memory, its programs, and carrying out their commands on its GPU.
 
 use super::exchange::{Part, Places, parts};
-use super::gpu::{Address, Call, Captured, Gpu, GpuError};
+use super::gpu::{AbortSignal, Address, Call, Captured, Gpu, GpuError};
+use super::progress::{Board, Doing, Failed, What};
 use moetwin_kernels::launch::{Arg, Element, Launches, Table, element_of, launches};
 use moetwin_models::{IdVec, RankId, TensorKind, WeightRef};
+use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::reference::{StepInputs, first_token_of_replica, positions};
 use moetwin_runtime::{Action, BufferId, Command, Place, Program};
 use std::collections::BTreeMap;
@@ -15,12 +17,46 @@ const SEQUENCE_BYTES: usize = 16;
 /// Streams with scratch memory of their own.
 const STREAMS: usize = 2;
 
+/// How often a rank's own limit of a wait exceeds the run's deadline: whoever watches all ranks judges first, and knows more.
+const OWN_LIMIT: u32 = 2;
+/// From an abort until streams are idle: aborted collectives end at once, kernels of a step within it.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// Where a rank notes what it does, and whether it is to give up.
+#[derive(Clone)]
+pub(crate) struct Notes {
+    pub board: Board,
+    pub abort: AbortSignal,
+    /// The time, by the host's clock.
+    pub now: Arc<dyn Fn() -> Duration + Send + Sync>,
+}
+
+/// A rank's failure, and what tells whether it is the cause or a consequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RankFailure {
+    pub failed: Failed,
+    /// Whether it happened in a wait for other ranks.
+    pub with_peers: bool,
+    /// Whether the rank only gave up because another had failed.
+    pub gave_up: bool,
+    /// The command that did not end, by its place in the program; the largest number where it is not known.
+    pub order: u32,
+    /// Whether the GPU became idle after the abort.
+    pub drained: bool,
+}
+
 /// A rank and its GPU.
-pub(super) struct Rank<G> {
+pub(crate) struct Rank<G> {
     gpu: G,
     rank: RankId,
     capacity: u32,
     deadline: Duration,
+    notes: Notes,
+    /// Everything allocated, in order.
+    allocations: Vec<Address>,
+    communicators: Vec<u32>,
+    graphs: Vec<Captured>,
+    order: u32,
     weights: BTreeMap<WeightRef, Address>,
     caches: BTreeMap<u16, Address>,
     tables: Vec<(Table, Address)>,
@@ -29,7 +65,7 @@ pub(super) struct Rank<G> {
 
 /// A communicator that a rank is to join.
 #[derive(Clone, Debug)]
-pub(super) struct Membership {
+pub(crate) struct Membership {
     pub number: u32,
     pub id: Vec<u8>,
     pub index: u32,
@@ -52,14 +88,14 @@ struct Loaded {
 
 /// Numbers of the communicators that a program uses.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Communicators {
+pub(crate) struct Communicators {
     pub groups: Vec<u32>,
     pub world: u32,
 }
 
 /// The rank's part of a named result.
 #[derive(Clone, Debug)]
-pub(super) struct PartOfResult {
+pub(crate) struct PartOfResult {
     pub buffer: BufferId,
     pub sizes: Vec<usize>,
     pub element: Element,
@@ -67,26 +103,97 @@ pub(super) struct PartOfResult {
 }
 
 impl<G: Gpu> Rank<G> {
-    pub(super) fn new(gpu: G, rank: RankId, capacity: u32, deadline: Duration) -> Self {
-        Self { gpu, rank, capacity, deadline, weights: BTreeMap::new(), caches: BTreeMap::new(), tables: Vec::new(), programs: Vec::new() }
+    pub(crate) fn new(gpu: G, rank: RankId, capacity: u32, deadline: Duration, notes: Notes) -> Self {
+        Self {
+            gpu,
+            rank,
+            capacity,
+            deadline,
+            notes,
+            allocations: Vec::new(),
+            communicators: Vec::new(),
+            graphs: Vec::new(),
+            order: u32::MAX,
+            weights: BTreeMap::new(),
+            caches: BTreeMap::new(),
+            tables: Vec::new(),
+            programs: Vec::new(),
+        }
     }
-    pub(super) fn abort(&mut self) {
-        self.gpu.abort();
+    /// Notes what the rank begins.
+    fn begin(&mut self, phase: InitPhase, what: What, with_peers: bool) {
+        self.notes.board.set(self.rank, Doing { phase, what, with_peers, since: (self.notes.now)() });
     }
-    pub(super) fn connect(&mut self, memberships: &[Membership]) -> Result<(), GpuError> {
-        memberships.iter().try_for_each(|m| self.gpu.connect(m.number, &m.id, m.index, m.members, self.deadline))
+    /// Notes that a job was answered.
+    pub(crate) fn rest(&mut self) {
+        if let Some(doing) = self.notes.board.of(self.rank) {
+            self.begin(doing.phase, What::Nothing, false);
+        }
+        self.notes.board.answered(self.rank);
+    }
+    /// What a failed call means; ends all communication of the rank.
+    pub(crate) fn failure(&mut self, problem: String, with_peers: bool) -> RankFailure {
+        let gave_up = self.notes.abort.is_raised();
+        let doing = self.notes.board.of(self.rank);
+        let doing = doing.unwrap_or_else(Doing::opening);
+        // Who gives up tells whether its GPU still runs: the one that does is the one everybody waited for.
+        let drained = !gave_up || {
+            self.gpu.abort();
+            self.gpu.drained(DRAIN)
+        };
+        RankFailure { failed: Failed::new(self.rank, &doing, problem), with_peers, gave_up, order: self.order, drained }
+    }
+    /// Ends what there is: graphs, communicators, memory, context. After a failure communicators are aborted first, so that nothing waits
+    /// for a peer; where the GPU does not become idle, everything is left to the end of the process, since freeing would wait for ever.
+    pub(crate) fn close(&mut self, failed: bool) {
+        self.begin(InitPhase::Close, What::Named("close context"), false);
+        if failed {
+            self.gpu.abort();
+        }
+        if !self.gpu.drained(DRAIN) {
+            self.gpu.abandon();
+            return;
+        }
+        // Graphs name communicators and memory, so they go first.
+        for graph in std::mem::take(&mut self.graphs).into_iter().rev() {
+            self.gpu.destroy(graph);
+        }
+        let communicators = std::mem::take(&mut self.communicators);
+        if !failed {
+            communicators.into_iter().rev().for_each(|c| self.gpu.disconnect(c));
+        }
+        for address in std::mem::take(&mut self.allocations).into_iter().rev() {
+            self.gpu.free(address);
+        }
+        self.gpu.close();
+    }
+    fn allocate(&mut self, bytes: u64) -> Result<Address, GpuError> {
+        let address = self.gpu.allocate(bytes)?;
+        self.allocations.push(address);
+        Ok(address)
+    }
+    pub(crate) fn connect(&mut self, memberships: &[Membership]) -> Result<(), GpuError> {
+        for m in memberships {
+            self.begin(InitPhase::Connect, What::Communicator(m.number), true);
+            self.gpu.connect(m.number, &m.id, m.index, m.members, self.deadline * OWN_LIMIT)?;
+            self.communicators.push(m.number);
+        }
+        Ok(())
     }
     /// Copies a weight into device memory.
-    pub(super) fn load(&mut self, weight: WeightRef, bytes: &[u8]) -> Result<(), GpuError> {
-        let address = self.gpu.allocate(bytes.len() as u64)?;
+    pub(crate) fn load(&mut self, weight: WeightRef, bytes: &[u8]) -> Result<(), GpuError> {
+        self.begin(InitPhase::Load, What::Weight(weight), false);
+        let address = self.allocate(bytes.len() as u64)?;
         self.gpu.write(address, bytes)?;
         self.weights.insert(weight, address);
         Ok(())
     }
     /// Resolves a program; its weights are loaded.
-    pub(super) fn add(&mut self, program: Arc<Program>, communicators: Arc<Communicators>, capture: bool) -> Result<(), GpuError> {
+    pub(crate) fn add(&mut self, program: Arc<Program>, communicators: Arc<Communicators>, capture: bool) -> Result<(), GpuError> {
+        self.begin(InitPhase::Allocate, What::Named("reserve arena"), false);
         let rp = &program.ranks[self.rank];
-        let arena = self.gpu.allocate(rp.arena_bytes)?;
+        let arena = self.allocate(rp.arena_bytes)?;
+        self.begin(InitPhase::Allocate, What::Named("reserve KV pool and inputs"), false);
         let graph = &program.graph;
         let mut addresses = IdVec::new();
         for (_, buffer) in rp.buffers.iter() {
@@ -103,18 +210,18 @@ impl<G: Gpu> Rank<G> {
                     match self.caches.get(layer) {
                         Some(&a) => a,
                         None => {
-                            let a = self.gpu.allocate(bytes)?;
+                            let a = self.allocate(bytes)?;
                             self.caches.insert(*layer, a);
                             a
                         }
                     }
                 }
-                _ => self.gpu.allocate(buffer.sizes.iter().product::<u64>() * 4)?,
+                _ => self.allocate(buffer.sizes.iter().product::<u64>() * 4)?,
             });
         }
         let count = graph.step.sequences.len() as u64;
-        let sequences = self.gpu.allocate(count * SEQUENCE_BYTES as u64)?;
-        let replica_sequences = self.gpu.allocate(count * SEQUENCE_BYTES as u64)?;
+        let sequences = self.allocate(count * SEQUENCE_BYTES as u64)?;
+        let replica_sequences = self.allocate(count * SEQUENCE_BYTES as u64)?;
         let mut loaded = Loaded {
             program: Arc::clone(&program),
             communicators,
@@ -126,8 +233,9 @@ impl<G: Gpu> Rank<G> {
             captured: None,
             warm: false,
         };
+        self.begin(InitPhase::Allocate, What::Named("reserve scratch and tables"), false);
         for (stream, bytes) in scratch_bytes(&loaded, self.rank)?.into_iter().enumerate() {
-            loaded.scratch[stream] = self.gpu.allocate(bytes)?;
+            loaded.scratch[stream] = self.allocate(bytes)?;
         }
         // Tables are made before any capture: captured code may not allocate.
         for command in &rp.commands {
@@ -144,7 +252,7 @@ impl<G: Gpu> Rank<G> {
         Ok(())
     }
     /// Runs one step. The first run is eager, which also warms up the communicators; later ones replay where the program is captured.
-    pub(super) fn run(&mut self, key: usize, inputs: &StepInputs) -> Result<Vec<PartOfResult>, GpuError> {
+    pub(crate) fn run(&mut self, key: usize, inputs: &StepInputs) -> Result<Vec<PartOfResult>, GpuError> {
         let mut loaded = self.programs.swap_remove(key);
         let result = self.run_loaded(&mut loaded, inputs);
         self.programs.push(loaded);
@@ -154,21 +262,48 @@ impl<G: Gpu> Rank<G> {
     }
 
     fn run_loaded(&mut self, loaded: &mut Loaded, inputs: &StepInputs) -> Result<Vec<PartOfResult>, GpuError> {
+        let phase = if loaded.capture && !loaded.warm { InitPhase::WarmUp } else { InitPhase::Serve };
+        self.order = u32::MAX;
+        self.begin(phase, What::Named("write inputs"), false);
         self.write_inputs(loaded, inputs)?;
+        let mut eager = false;
         match loaded.captured {
-            Some(graph) => self.gpu.replay(graph)?,
-            None if loaded.capture && loaded.warm => {
-                self.gpu.begin_capture()?;
-                self.issue(loaded)?;
-                let graph = self.gpu.end_capture()?;
-                loaded.captured = Some(graph);
+            Some(graph) => {
+                self.begin(phase, What::Named("replay"), false);
                 self.gpu.replay(graph)?;
             }
-            None => self.issue(loaded)?,
+            None if loaded.capture && loaded.warm => {
+                self.begin(InitPhase::Capture, What::Named("begin capture"), false);
+                self.gpu.begin_capture()?;
+                self.issue(loaded, InitPhase::Capture)?;
+                self.begin(InitPhase::Capture, What::Named("end capture"), false);
+                let graph = self.gpu.end_capture()?;
+                self.graphs.push(graph);
+                loaded.captured = Some(graph);
+                self.begin(phase, What::Named("replay"), false);
+                self.gpu.replay(graph)?;
+            }
+            None => {
+                eager = true;
+                self.issue(loaded, phase)?;
+            }
         }
-        self.gpu.synchronize(self.deadline)?;
+        self.begin(phase, What::Named("wait for the pass"), true);
+        if let Err(e) = self.gpu.synchronize(self.deadline * OWN_LIMIT) {
+            self.note_unfinished(loaded, phase, eager);
+            return Err(e);
+        }
         loaded.warm = true;
+        self.begin(phase, What::Named("read results"), false);
         self.results(loaded)
+    }
+
+    /// After a pass that did not end: notes the command where it stopped, which is known of an eager pass.
+    fn note_unfinished(&mut self, loaded: &Loaded, phase: InitPhase, eager: bool) {
+        let Some(mark) = eager.then(|| self.gpu.unfinished()).flatten() else { return };
+        let Some(command) = loaded.program.ranks[self.rank].commands.get(mark as usize) else { return };
+        self.order = mark;
+        self.begin(phase, What::Command(Arc::clone(&loaded.program), command.id.node), command.action != Action::Compute);
     }
 
     fn write_inputs(&mut self, loaded: &Loaded, inputs: &StepInputs) -> Result<(), GpuError> {
@@ -201,18 +336,19 @@ impl<G: Gpu> Rank<G> {
         Ok(())
     }
 
-    fn issue(&mut self, loaded: &Loaded) -> Result<(), GpuError> {
+    fn issue(&mut self, loaded: &Loaded, phase: InitPhase) -> Result<(), GpuError> {
         let program = Arc::clone(&loaded.program);
-        for command in &program.ranks[self.rank].commands {
+        for (mark, command) in (0u32..).zip(&program.ranks[self.rank].commands) {
+            self.begin(phase, What::Command(Arc::clone(&program), command.id.node), false);
             for event in &command.waits {
                 self.gpu.wait(command.stream.0, event.0)?;
             }
-            self.command(loaded, command).map_err(|e| {
-                let name = program.graph.nodes[command.id.node].outputs.first().map_or("", |t| program.graph.tensors[*t].name.as_str());
-                GpuError::new(format!("{} ({name}): {}", command.id, e.call), e.what)
-            })?;
+            self.command(loaded, command)?;
             if let Some(event) = command.records {
                 self.gpu.record(command.stream.0, event.0)?;
+            }
+            if phase != InitPhase::Capture {
+                self.gpu.mark(command.stream.0, mark)?;
             }
         }
         Ok(())
@@ -309,7 +445,7 @@ impl<G: Gpu> Rank<G> {
             Table::F64(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Table::I32(v) => int_bytes(v),
         };
-        let address = self.gpu.allocate(bytes.len() as u64)?;
+        let address = self.allocate(bytes.len() as u64)?;
         self.gpu.write(address, &bytes)?;
         self.tables.push((table.clone(), address));
         Ok(address)

@@ -1,0 +1,547 @@
+//! A recording fake of the driver and of NCCL. It stands below the executor, which does not know; it computes nothing, but it keeps what
+//! the driver would keep (memory, streams, captures, who has come to which collective) and writes down everything that would be wrong.
+
+use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Host, Stream};
+use super::progress::Board;
+use moetwin_kernels::launch::{Arg, Launch};
+use moetwin_models::RankId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Between two looks of a wait.
+const POLL: Duration = Duration::from_micros(100);
+/// What passes of virtual time whenever every rank stands still.
+const LEAP: Duration = Duration::from_secs(1);
+
+/// Looks after which time passes although a rank seems to run: some seconds.
+const MOST_LOOKS: u32 = 20_000;
+
+/// Who has come to what: the part of NCCL that spans ranks. Local to this process, or somewhere that several can reach.
+pub trait Fabric: Send + Sync {
+    /// Member `index` of `members` joins a communicator.
+    fn join(&self, id: u64, index: u32, members: u32);
+    /// Whether all have joined.
+    fn joined(&self, id: u64) -> bool;
+    /// A member comes to its `round`-th group of calls, described without addresses.
+    fn arrive(&self, id: u64, round: u64, index: u32, calls: &str);
+    /// Whether all members have come to a round; an error where they came with different calls.
+    fn complete(&self, id: u64, round: u64) -> Result<bool, String>;
+}
+
+/// A fabric of this process.
+#[derive(Debug, Default)]
+pub struct LocalFabric(Mutex<BTreeMap<u64, Club>>);
+
+/// A communicator: its size, who has joined, and who has come to which round with what.
+#[derive(Debug, Default)]
+struct Club {
+    members: u32,
+    joined: BTreeSet<u32>,
+    rounds: BTreeMap<u64, BTreeMap<u32, String>>,
+}
+
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Fabric for LocalFabric {
+    fn join(&self, id: u64, index: u32, members: u32) {
+        let mut clubs = lock(&self.0);
+        let club = clubs.entry(id).or_default();
+        club.members = members;
+        club.joined.insert(index);
+    }
+    fn joined(&self, id: u64) -> bool {
+        lock(&self.0).get(&id).is_some_and(|c| c.joined.len() == c.members as usize)
+    }
+    fn arrive(&self, id: u64, round: u64, index: u32, calls: &str) {
+        lock(&self.0).entry(id).or_default().rounds.entry(round).or_default().insert(index, calls.to_owned());
+    }
+    fn complete(&self, id: u64, round: u64) -> Result<bool, String> {
+        let clubs = lock(&self.0);
+        let Some(come) = clubs.get(&id).and_then(|c| c.rounds.get(&round)) else { return Ok(false) };
+        let first = come.values().next();
+        if let Some(other) = come.values().find(|c| Some(*c) != first) {
+            return Err(format!("round {round}: members come with {} and {other}", first.map_or("", String::as_str)));
+        }
+        Ok(clubs.get(&id).is_some_and(|c| come.len() == c.members as usize))
+    }
+}
+
+/// What was asked of a rank's GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// The GPU was opened.
+    Open,
+    /// Memory was reserved.
+    Allocate(Address),
+    /// A communicator was joined.
+    Connect(u32),
+    /// Anything that runs on a stream, or copies.
+    Work(&'static str),
+    /// A capture ended as this graph.
+    Captured(usize),
+    /// A graph was replayed.
+    Replay(usize),
+    /// All communication was ended.
+    Abort,
+    /// A graph was destroyed.
+    Destroy(usize),
+    /// A communicator was left.
+    Disconnect(u32),
+    /// Memory was freed.
+    Free(Address),
+    /// All was closed.
+    Close,
+    /// All was left behind.
+    Abandon,
+}
+
+/// What a rank waits for.
+#[derive(Clone, Debug)]
+enum Standing {
+    /// For nothing: it runs, or waits to be told.
+    Free,
+    /// For members to join.
+    Joining(u64),
+    /// For rounds to be complete; `stuck` adds that its own stream never ends.
+    Rounds { rounds: Vec<(u64, u64)>, stuck: bool },
+    /// It is stalled on purpose.
+    Stalled,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    log: Vec<(RankId, Asked)>,
+    wrong: Vec<String>,
+    standing: BTreeMap<RankId, Standing>,
+    now: Duration,
+    /// Looks at a standstill since time last passed.
+    looks: u32,
+    released: bool,
+    open: u32,
+    ids: u64,
+}
+
+/// A host of fake GPUs. Clones are the same host.
+#[derive(Clone)]
+pub struct FakeHost {
+    state: Arc<Mutex<State>>,
+    fabric: Arc<dyn Fabric>,
+    /// A rank whose stream stops for ever at its so-manieth kernel.
+    stuck_kernel: Option<(RankId, u32)>,
+    /// Bytes of memory of each GPU.
+    memory_bytes: u64,
+    /// Real time where there is a start, else virtual time, which passes only while every rank stands still.
+    start: Option<Instant>,
+}
+
+impl Default for FakeHost {
+    fn default() -> Self {
+        Self::new(Arc::new(LocalFabric::default()))
+    }
+}
+
+impl FakeHost {
+    /// GPUs on a fabric, in virtual time.
+    pub fn new(fabric: Arc<dyn Fabric>) -> Self {
+        Self { state: Arc::default(), fabric, stuck_kernel: None, memory_bytes: 1 << 36, start: None }
+    }
+    /// The same in real time, for ranks in several processes.
+    pub fn in_real_time(self) -> Self {
+        Self { start: Some(Instant::now()), ..self }
+    }
+    /// A rank's stream stops for ever at its `kernel`-th launch.
+    pub fn with_stuck_kernel(self, rank: RankId, kernel: u32) -> Self {
+        Self { stuck_kernel: Some((rank, kernel)), ..self }
+    }
+    /// GPUs with this much memory.
+    pub fn with_memory(self, memory_bytes: u64) -> Self {
+        Self { memory_bytes, ..self }
+    }
+    /// Everything asked, in order.
+    pub fn log(&self) -> Vec<(RankId, Asked)> {
+        lock(&self.state).log.clone()
+    }
+    /// What would have been wrong on a real driver.
+    pub fn wrong(&self) -> Vec<String> {
+        lock(&self.state).wrong.clone()
+    }
+    /// GPUs that are neither closed nor abandoned.
+    pub fn open_gpus(&self) -> u32 {
+        lock(&self.state).open
+    }
+    /// Lets calls return that hang.
+    pub fn release(&self) {
+        lock(&self.state).released = true;
+    }
+    fn stand(&self, rank: RankId, standing: Standing) {
+        lock(&self.state).standing.insert(rank, standing);
+    }
+    /// Whether a rank goes on by itself.
+    fn runs(&self, state: &State, rank: RankId) -> bool {
+        match state.standing.get(&rank).unwrap_or(&Standing::Free) {
+            Standing::Free => true,
+            Standing::Joining(id) => self.fabric.joined(*id),
+            Standing::Rounds { stuck: true, .. } | Standing::Stalled => false,
+            Standing::Rounds { rounds, .. } => rounds.iter().all(|(id, round)| self.fabric.complete(*id, *round) != Ok(false)),
+        }
+    }
+}
+
+impl Host for FakeHost {
+    type Gpu = FakeGpu;
+    fn open(&self, rank: RankId, abort: AbortSignal) -> Result<FakeGpu, GpuError> {
+        let mut state = lock(&self.state);
+        state.open += 1;
+        state.log.push((rank, Asked::Open));
+        drop(state);
+        Ok(FakeGpu {
+            host: self.clone(),
+            rank,
+            abort,
+            next: (u64::from(rank.0) + 1) << 40,
+            live: BTreeMap::new(),
+            communicators: BTreeMap::new(),
+            pending: Vec::new(),
+            marks: Vec::new(),
+            capturing: None,
+            graphs: BTreeMap::new(),
+            kernels: 0,
+            stuck: false,
+            aborted: false,
+            closed: false,
+        })
+    }
+    fn unique_id(&self) -> Result<Vec<u8>, GpuError> {
+        let mut state = lock(&self.state);
+        state.ids += 1;
+        Ok(state.ids.to_le_bytes().to_vec())
+    }
+    fn abort_stuck(&self, _: RankId) {}
+    fn stall(&self, rank: RankId, until: Option<&AbortSignal>) {
+        self.stand(rank, Standing::Stalled);
+        while !until.is_some_and(AbortSignal::is_raised) && !lock(&self.state).released {
+            std::thread::sleep(POLL);
+        }
+        self.stand(rank, Standing::Free);
+    }
+    fn now(&self) -> Duration {
+        self.start.map_or_else(|| lock(&self.state).now, |s| s.elapsed())
+    }
+    fn slice(&self, left: Duration) -> Duration {
+        if self.start.is_some() { left } else { POLL * 2 }
+    }
+    fn nothing_happened(&self, board: &Board) {
+        let all = board.all();
+        let mut state = lock(&self.state);
+        let runs = |rank: RankId, idle: bool| match state.standing.get(&rank) {
+            None | Some(Standing::Free) => !idle,
+            Some(_) => self.runs(&state, rank),
+        };
+        let any_runs = all.iter().any(|(rank, _)| runs(*rank, board.is_idle(*rank)));
+        state.looks += 1;
+        // A rank that neither runs nor stands still would stop time; that is a defect, and it must fail a test, not hang it.
+        if state.looks > MOST_LOOKS || !any_runs {
+            (state.now, state.looks) = (state.now + LEAP, 0);
+        }
+    }
+}
+
+/// What a capture holds: the groups of calls of its communicators, and kernels.
+#[derive(Clone, Debug, Default)]
+struct Recorded {
+    rounds: Vec<(u32, String)>,
+    kernels: u32,
+}
+
+/// A fake GPU.
+pub struct FakeGpu {
+    host: FakeHost,
+    rank: RankId,
+    abort: AbortSignal,
+    next: Address,
+    live: BTreeMap<Address, u64>,
+    /// By number: the id, this member's index, the next round.
+    communicators: BTreeMap<u32, (u64, u32, u64)>,
+    /// Rounds that the stream has not passed yet, in order.
+    pending: Vec<(u64, u64)>,
+    /// Marks of the latest eager run: rounds before it, and whether the stream was stuck before it.
+    marks: Vec<(usize, bool)>,
+    capturing: Option<Recorded>,
+    graphs: BTreeMap<usize, Recorded>,
+    kernels: u32,
+    stuck: bool,
+    aborted: bool,
+    closed: bool,
+}
+
+impl FakeGpu {
+    fn asked(&self, what: Asked) {
+        lock(&self.host.state).log.push((self.rank, what));
+    }
+    fn wrong(&self, what: String) {
+        lock(&self.host.state).wrong.push(format!("rank {}: {what}", self.rank.0));
+    }
+    /// Something that must not come after an abort or the end.
+    fn work(&self, what: &'static str) {
+        self.asked(Asked::Work(what));
+        if self.aborted || self.closed {
+            self.wrong(format!("{what} after the abort or the end"));
+        }
+    }
+    /// Whether bytes lie in one living allocation.
+    fn within(&self, what: &str, address: Address, bytes: u64) {
+        let holds = |(start, size): (&Address, &u64)| address + bytes <= start + size;
+        if !self.live.range(..=address).next_back().is_some_and(holds) {
+            self.wrong(format!("{what}: {bytes} bytes at {address:#x} are not in one allocation"));
+        }
+    }
+    fn come(&mut self, communicator: u32, calls: &str) -> Result<(), GpuError> {
+        let Some((id, index, round)) = self.communicators.get_mut(&communicator) else {
+            return Err(GpuError::new("NCCL", format!("communicator {communicator} is not connected")));
+        };
+        if !self.stuck {
+            self.host.fabric.arrive(*id, *round, *index, calls);
+        }
+        self.pending.push((*id, *round));
+        *round += 1;
+        Ok(())
+    }
+    fn kernel(&mut self) {
+        self.kernels += 1;
+        self.stuck |= self.host.stuck_kernel == Some((self.rank, self.kernels - 1));
+    }
+    /// Waits until the standing ends, the deadline of the host's clock passes, or the run is aborted.
+    fn stand(&self, what: &str, standing: Standing, deadline: Duration) -> Result<(), GpuError> {
+        let end = self.host.now() + deadline;
+        self.host.stand(self.rank, standing.clone());
+        let ended = loop {
+            if self.host.runs(&lock(&self.host.state), self.rank) {
+                break Ok(());
+            }
+            if self.abort.is_raised() {
+                break Err(GpuError::new(what, "gave up, since the run was aborted").of_peers());
+            }
+            if self.host.now() > end {
+                break Err(GpuError::new(what, format!("not finished within {deadline:?}")).of_peers());
+            }
+            std::thread::sleep(POLL);
+        };
+        self.host.stand(self.rank, Standing::Free);
+        ended
+    }
+    fn bytes_in_use(&self) -> u64 {
+        self.live.values().sum()
+    }
+}
+
+/// A call without its addresses: what members must agree on. Sends and receives differ by member, so only their number counts.
+fn describe(element: Element, calls: &[Call]) -> String {
+    let one = |call: &Call| match *call {
+        Call::AllReduce { count, .. } => format!("all-reduce {count}"),
+        Call::Broadcast { count, root, .. } => format!("broadcast {count} from {root}"),
+        Call::Reduce { count, root, .. } => format!("reduce {count} to {root}"),
+        Call::Send { count, .. } | Call::Receive { count, .. } => format!("pass {count} on"),
+    };
+    format!("{element:?} {}", calls.iter().map(one).collect::<Vec<_>>().join(", "))
+}
+
+impl Gpu for FakeGpu {
+    fn allocate(&mut self, bytes: u64) -> Result<Address, GpuError> {
+        if self.aborted || self.closed || self.capturing.is_some() {
+            self.wrong("allocates after the abort or the end, or in a capture".to_owned());
+        }
+        if self.bytes_in_use() + bytes > self.host.memory_bytes {
+            return Err(GpuError::new(format!("allocating {bytes} bytes"), "CUDA_ERROR_OUT_OF_MEMORY"));
+        }
+        let address = self.next;
+        // The driver's alignment.
+        self.next += bytes.max(1).next_multiple_of(256);
+        self.live.insert(address, bytes.max(1));
+        self.asked(Asked::Allocate(address));
+        Ok(address)
+    }
+    fn write(&mut self, to: Address, bytes: &[u8]) -> Result<(), GpuError> {
+        self.work("copy to device");
+        self.within("copy to device", to, bytes.len() as u64);
+        Ok(())
+    }
+    fn read(&mut self, from: Address, bytes: &mut [u8]) -> Result<(), GpuError> {
+        self.work("copy to host");
+        self.within("copy to host", from, bytes.len() as u64);
+        if !self.pending.is_empty() {
+            self.wrong("reads results before the stream is idle".to_owned());
+        }
+        bytes.fill(0);
+        Ok(())
+    }
+    fn fill(&mut self, _: Stream, to: Address, _: u8, bytes: u64) -> Result<(), GpuError> {
+        self.work("fill");
+        self.within("fill", to, bytes);
+        Ok(())
+    }
+    fn copy(&mut self, _: Stream, from: Address, to: Address, bytes: u64) -> Result<(), GpuError> {
+        self.work("copy on device");
+        self.within("copy from", from, bytes);
+        self.within("copy to", to, bytes);
+        Ok(())
+    }
+    fn launch(&mut self, _: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
+        self.work("launch");
+        for (arg, cell) in launch.args.iter().zip(args) {
+            if matches!(arg, Arg::Input(_) | Arg::Output(_) | Arg::Scratch { .. } | Arg::Table(_) | Arg::Sequences) {
+                self.within(launch.kernel, *cell, 0);
+            }
+        }
+        match &mut self.capturing {
+            Some(recorded) => recorded.kernels += 1,
+            None => self.kernel(),
+        }
+        Ok(())
+    }
+    fn record(&mut self, _: Stream, _: u32) -> Result<(), GpuError> {
+        self.work("record event");
+        Ok(())
+    }
+    fn wait(&mut self, _: Stream, _: u32) -> Result<(), GpuError> {
+        self.work("wait for event");
+        Ok(())
+    }
+    fn mark(&mut self, _: Stream, mark: u32) -> Result<(), GpuError> {
+        if self.capturing.is_some() {
+            self.wrong("marks in a capture".to_owned());
+        }
+        self.marks.truncate(mark as usize);
+        self.marks.push((self.pending.len(), self.stuck));
+        Ok(())
+    }
+    fn unfinished(&mut self) -> Option<u32> {
+        let passed = |(id, round): &(u64, u64)| self.host.fabric.complete(*id, *round) == Ok(true);
+        let waits = self.pending.iter().position(|p| !passed(p)).unwrap_or(self.pending.len());
+        self.marks.iter().position(|(before, stuck)| *stuck || *before > waits).map(|i| i as u32)
+    }
+    fn connect(&mut self, communicator: u32, id: &[u8], index: u32, members: u32, deadline: Duration) -> Result<(), GpuError> {
+        self.work("join communicator");
+        let id = id.first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
+        self.host.fabric.join(id, index, members);
+        self.stand("join communicator", Standing::Joining(id), deadline)?;
+        self.communicators.insert(communicator, (id, index, 0));
+        self.asked(Asked::Connect(communicator));
+        Ok(())
+    }
+    fn communicate(&mut self, _: Stream, communicator: u32, element: Element, calls: &[Call]) -> Result<(), GpuError> {
+        self.work("communicate");
+        let index = self.communicators.get(&communicator).map(|c| c.1);
+        for call in calls {
+            let (parts, count): (Vec<Address>, u64) = match *call {
+                Call::AllReduce { from, to, count } => (vec![from, to], count),
+                Call::Broadcast { from, to, count, root } if Some(root) == index => (vec![from, to], count),
+                Call::Reduce { from, to, count, root } if Some(root) == index => (vec![from, to], count),
+                Call::Broadcast { to, count, .. } | Call::Receive { to, count, .. } => (vec![to], count),
+                Call::Reduce { from, count, .. } | Call::Send { from, count, .. } => (vec![from], count),
+            };
+            parts.into_iter().for_each(|p| self.within("communicate", p, count * element.bytes()));
+        }
+        // Two members pass something on between them, whatever the others do.
+        if calls.iter().any(|c| matches!(c, Call::Send { .. } | Call::Receive { .. })) {
+            return Ok(());
+        }
+        let text = describe(element, calls);
+        match &mut self.capturing {
+            Some(recorded) => {
+                recorded.rounds.push((communicator, text));
+                Ok(())
+            }
+            None => self.come(communicator, &text),
+        }
+    }
+    fn begin_capture(&mut self) -> Result<(), GpuError> {
+        self.work("begin capture");
+        self.capturing = Some(Recorded::default());
+        Ok(())
+    }
+    fn end_capture(&mut self) -> Result<Captured, GpuError> {
+        self.work("end capture");
+        let recorded = self.capturing.take().ok_or_else(|| GpuError::new("end capture", "none was begun"))?;
+        let number = self.graphs.len();
+        self.graphs.insert(number, recorded);
+        self.asked(Asked::Captured(number));
+        Ok(Captured(number))
+    }
+    fn replay(&mut self, graph: Captured) -> Result<(), GpuError> {
+        self.work("replay");
+        self.asked(Asked::Replay(graph.0));
+        let recorded = self.graphs.get(&graph.0).cloned().ok_or_else(|| GpuError::new("replay", "no such graph"))?;
+        (0..recorded.kernels).for_each(|_| self.kernel());
+        recorded.rounds.iter().try_for_each(|(communicator, text)| self.come(*communicator, text))
+    }
+    fn synchronize(&mut self, deadline: Duration) -> Result<(), GpuError> {
+        self.work("synchronize");
+        self.stand("synchronize", Standing::Rounds { rounds: self.pending.clone(), stuck: self.stuck }, deadline)?;
+        for (id, round) in std::mem::take(&mut self.pending) {
+            if let Err(e) = self.host.fabric.complete(id, round) {
+                self.wrong(e);
+            }
+        }
+        Ok(())
+    }
+    fn abort(&mut self) {
+        self.asked(Asked::Abort);
+        self.aborted = true;
+        self.capturing = None;
+    }
+    fn drained(&mut self, _: Duration) -> bool {
+        if self.aborted {
+            self.pending.clear();
+        }
+        !self.stuck && self.pending.is_empty()
+    }
+    fn destroy(&mut self, graph: Captured) {
+        self.asked(Asked::Destroy(graph.0));
+        if self.graphs.remove(&graph.0).is_none() {
+            self.wrong(format!("graph {} is destroyed twice", graph.0));
+        }
+    }
+    fn disconnect(&mut self, communicator: u32) {
+        self.asked(Asked::Disconnect(communicator));
+        if !self.graphs.is_empty() || self.aborted || self.communicators.remove(&communicator).is_none() {
+            self.wrong(format!("communicator {communicator} is left under a graph, after an abort, or twice"));
+        }
+    }
+    fn free(&mut self, address: Address) {
+        self.asked(Asked::Free(address));
+        if self.live.remove(&address).is_none() || !self.graphs.is_empty() {
+            self.wrong(format!("{address:#x} is freed twice or under a graph"));
+        }
+    }
+    fn close(&mut self) {
+        self.asked(Asked::Close);
+        if !self.live.is_empty() || !self.graphs.is_empty() || (!self.communicators.is_empty() && !self.aborted) {
+            self.wrong("closed with memory, graphs or communicators in use".to_owned());
+        }
+        self.end();
+    }
+    fn abandon(&mut self) {
+        self.asked(Asked::Abandon);
+        self.end();
+    }
+}
+
+impl FakeGpu {
+    fn end(&mut self) {
+        if !std::mem::replace(&mut self.closed, true) {
+            lock(&self.host.state).open -= 1;
+        }
+    }
+}
+
+impl Drop for FakeGpu {
+    fn drop(&mut self) {
+        if !self.closed {
+            self.wrong("dropped without an end".to_owned());
+            self.end();
+        }
+    }
+}
