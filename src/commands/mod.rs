@@ -1,5 +1,7 @@
 //! One file a subcommand.
 
+pub(crate) mod calibrate;
+pub(crate) mod collective;
 mod completions;
 mod graph;
 mod machine;
@@ -19,6 +21,10 @@ pub(crate) enum Command {
     Graph(Box<graph::GraphArgs>),
     /// Execute the program with real values
     Run(Box<run::RunArgs>),
+    /// Fit a machine's figures to logs of nccl-tests, and say how well they fit
+    Calibrate(Box<calibrate::CalibrateArgs>),
+    /// What a collective takes on a machine, size by size, and why
+    Collective(Box<collective::CollectiveArgs>),
     /// Built-in models, and what any configuration says
     Model(model::ModelArgs),
     /// Built-in machines, and what a machine file says
@@ -34,6 +40,8 @@ impl Command {
             Command::Sim(args) => sim::run(&args),
             Command::Graph(args) => graph::run(&args),
             Command::Run(args) => run::run(&args),
+            Command::Calibrate(args) => calibrate::run(&args),
+            Command::Collective(args) => collective::run(&args),
             Command::Model(args) => model::run(&args),
             Command::Machine(args) => machine::run(&args),
             Command::Completions(args) => completions::run(&args),

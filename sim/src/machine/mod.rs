@@ -9,7 +9,9 @@ mod table;
 
 pub use builtin::{find, list, names};
 pub use check::check;
-pub use figures::{CollectiveFigures, CpuFamily, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, PointToPointFigures, RingFigures};
+pub use figures::{
+    CollectiveFigures, CpuFamily, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, PointToPointFigures, RingFigures, SharedMemory,
+};
 pub use file::{FileError, from_json};
 pub use gpu::{FlopRate, Format, GpuModel};
 pub use table::{GPU_TABLE, gpu_models, gpu_named};
