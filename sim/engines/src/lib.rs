@@ -9,6 +9,7 @@ pub mod hardware;
 pub mod log;
 pub mod memory;
 pub mod model;
+pub mod pace;
 pub mod question;
 pub mod settings;
 pub mod version;

@@ -27,7 +27,7 @@ pub(super) struct Case {
 }
 
 /// A launch with the engine's defaults for a large card, all GPUs in one tensor-parallel group.
-pub(super) fn settings(engine: Engine, version: &str, gpus: u32) -> Settings {
+pub(crate) fn settings(engine: Engine, version: &str, gpus: u32) -> Settings {
     let vllm = engine == Engine::Vllm;
     let max_batch = if vllm { 512 } else { super::sglang::defaults(Some(97_887.0), gpus).graph_max_batch };
     Settings {

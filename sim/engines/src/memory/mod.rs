@@ -7,7 +7,7 @@
 mod answer;
 pub mod cache;
 #[cfg(test)]
-mod cases;
+pub(crate) mod cases;
 mod faults;
 pub mod sglang;
 mod transients;
