@@ -107,7 +107,7 @@ impl Scenario {
     /// Whose kernels run, as `--engine` takes it.
     pub(crate) fn engine_text(&self) -> &'static str {
         match self.options.kernels {
-            Kernels::Fastest => "native",
+            Kernels::Any => "native",
             Kernels::Sglang => "sglang",
             Kernels::Vllm => "vllm",
         }
@@ -204,7 +204,7 @@ fn sim_options(args: &DeploymentArgs, deployment: &Deployment) -> (SimOptions, &
     };
     let backends = Backends { all_reduce, all_to_all: deployment.a2a, nccl_graph };
     let kernels = match args.engine.unwrap_or(Engine::Native) {
-        Engine::Native => Kernels::Fastest,
+        Engine::Native => Kernels::Any,
         Engine::Sglang => Kernels::Sglang,
         Engine::Vllm => Kernels::Vllm,
     };

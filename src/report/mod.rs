@@ -3,6 +3,7 @@
 pub(crate) mod calibrate;
 pub(crate) mod collective_json;
 pub(crate) mod collective_text;
+pub(crate) mod kernels;
 pub(crate) mod sim_json;
 pub(crate) mod sim_text;
 

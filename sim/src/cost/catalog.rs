@@ -154,9 +154,9 @@ const STAND_INS: &[(&[&str], &[&str])] = &[
 /// Whose kernels run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kernels {
-    /// The fastest that were measured.
+    /// Nobody's in particular: vLLM's, which were measured on every GPU that has tables, then SGLang's.
     #[default]
-    Fastest,
+    Any,
     /// SGLang's.
     Sglang,
     /// vLLM's.
@@ -165,11 +165,10 @@ pub enum Kernels {
 
 impl Kernels {
     /// The engine's name in table files.
-    fn engine(self) -> Option<&'static str> {
+    fn engine(self) -> &'static str {
         match self {
-            Kernels::Fastest => None,
-            Kernels::Sglang => Some("sglang"),
-            Kernels::Vllm => Some("vllm"),
+            Kernels::Sglang => "sglang",
+            Kernels::Any | Kernels::Vllm => "vllm",
         }
     }
 }
@@ -207,7 +206,7 @@ pub fn sources(name: &str, kernels: Kernels) -> Vec<Source> {
     for (distance, slug) in slugs.iter().enumerate() {
         let Some(gpu) = GPUS.iter().find(|g| g.slug == *slug) else { continue };
         for set in gpu.sets {
-            let foreign = kernels.engine().is_some_and(|engine| engine != set.engine);
+            let foreign = kernels.engine() != set.engine;
             out.push(Source {
                 slug: gpu.slug,
                 implementation: set.implementation,
@@ -224,7 +223,7 @@ pub fn sources(name: &str, kernels: Kernels) -> Vec<Source> {
 
 /// Every shipped set of tables with the name of its GPU, for reports.
 pub fn every_source() -> Vec<(&'static str, Source)> {
-    let of = |g: &'static MeasuredGpu| sources(g.name, Kernels::Fastest).into_iter().filter(|s| s.same_product).map(|s| (g.name, s));
+    let of = |g: &'static MeasuredGpu| sources(g.name, Kernels::Any).into_iter().filter(|s| s.same_product).map(|s| (g.name, s));
     GPUS.iter().flat_map(of).collect()
 }
 
@@ -273,14 +272,14 @@ mod tests {
         let names = |gpu, kernels| {
             sources(gpu, kernels).iter().map(|s| format!("{} {}{}", s.slug, s.implementation, s.standing)).collect::<Vec<_>>()
         };
-        assert!(sources("H200 SXM", Kernels::Fastest)[0].same_product);
-        let max_q = &sources("RTX PRO 6000 Blackwell Max-Q", Kernels::Fastest)[0];
+        assert!(sources("H200 SXM", Kernels::Any)[0].same_product);
+        let max_q = &sources("RTX PRO 6000 Blackwell Max-Q", Kernels::Any)[0];
         assert!(!max_q.same_product && max_q.slug == "rtx_pro_6000_server");
         assert_eq!(
             names("B200 SXM", Kernels::Vllm),
             ["b200_sxm vllm-0.24.00", "b300_sxm vllm-0.24.01", "b200_sxm sglang-0.5.142"]
         );
-        assert!(sources("GeForce RTX 3090", Kernels::Fastest).is_empty());
+        assert!(sources("GeForce RTX 3090", Kernels::Any).is_empty());
         for (names, slugs) in STAND_INS {
             assert!(names.iter().all(|n| gpu_named(n).is_some()), "{names:?}");
             assert!(slugs.iter().all(|slug| GPUS.iter().any(|g| g.slug == *slug)), "{slugs:?}");

@@ -25,7 +25,13 @@ pub(super) struct GemmTimes {
     shapes: Vec<Shape>,
     gpu: GpuRates,
     element: Element,
+    /// Whether the rows time the quantization of the activations with the product.
+    quantizes: bool,
 }
+
+/// A product on the smallest shapes starts and ends within this time; rows in a scaled format that take longer include quantizing the
+/// activations and laying out their scales (fp8-block rows of B200 take 13 us at least, those of Hopper and of one scale a tensor 5 to 6).
+const PLAIN_PRODUCT_US: f64 = 10.0;
 
 #[derive(Clone, Debug)]
 struct Shape {
@@ -57,10 +63,15 @@ impl GemmTimes {
             let warm = gpu.warm_excess_us(bytes, bytes * ROTATED_COPIES) > 0.0;
             shapes.push(Shape { n, k, curve: RatioCurve::new(points.collect()), warm });
         }
-        (!shapes.is_empty()).then(|| Self { shapes, gpu: gpu.clone(), element })
+        let rows = table.curves.iter().filter(|c| c.words[1] == element.table_word()).flat_map(|c| &c.points);
+        let quantizes = rows.map(|p| p.1).fold(f64::INFINITY, f64::min) > PLAIN_PRODUCT_US;
+        (!shapes.is_empty()).then(|| Self { shapes, gpu: gpu.clone(), element, quantizes })
     }
     /// Time of a GEMM whose weights come from memory.
     pub(super) fn estimate(&self, shape: GemmShape) -> Option<Estimate> {
+        self.product(shape).map(|e| Estimate { whole: self.quantizes, ..e })
+    }
+    fn product(&self, shape: GemmShape) -> Option<Estimate> {
         let physical = physical_us(&self.gpu, self.element, shape);
         let (all, fit) = self.ratio(shape, |_| true)?;
         let table_us = physical * libm::exp(all);
@@ -93,11 +104,13 @@ impl GemmTimes {
     fn plane(&self, shape: GemmShape, m: f64, take: &impl Fn(&Shape) -> bool) -> Option<(f64, Fit)> {
         let mut fit = Fit::Exact;
         let mut points: Vec<PlanePoint> = Vec::with_capacity(self.shapes.len());
-        let ln = |own: u64, other: u64| libm::log(other as f64 / own.max(1) as f64);
+        // Beyond the measured sizes the plane of the nearest one holds: a slope between neighbours says nothing far away.
+        let (n, k) = (self.within(shape.n, |s| s.n), self.within(shape.k, |s| s.k));
+        let ln = |own: u64, other: u64| libm::log(other as f64 / own as f64);
         for s in self.shapes.iter().filter(|s| (s.n, s.k) != (shape.n, shape.k) && take(s)) {
             let reading = s.curve.at(m)?;
             fit = fit.max(reading.fit);
-            points.push(([ln(shape.n, s.n), ln(shape.k, s.k)], reading.ln_ratio));
+            points.push(([ln(n, s.n), ln(k, s.k)], reading.ln_ratio));
         }
         Some((local_plane(&mut points, NEIGHBOURS)?, fit))
     }
@@ -118,6 +131,12 @@ impl GemmTimes {
             (Some(only), _) | (None, Some(only)) => deviation(only),
             (None, None) => Some(0.0),
         }
+    }
+    /// The size of the measured range nearest to `value`.
+    fn within(&self, value: u64, of: fn(&Shape) -> u64) -> u64 {
+        let least = self.shapes.iter().map(of).min().unwrap_or(1);
+        let most = self.shapes.iter().map(of).max().unwrap_or(1);
+        value.clamp(least, most)
     }
     /// Whether `(n, k)` lies in the box of the measured shapes.
     fn hull_fit(&self, shape: GemmShape) -> Fit {

@@ -19,7 +19,7 @@ pub use catalog::Kernels;
 pub use left_out::render_left_out;
 pub use query::{CacheType, GqaShape, Query};
 pub use rates::{Element, GpuRates};
-pub use tables::{FamilyError, KernelTables, family_errors};
+pub use tables::{FamilyError, KernelTables, family_errors, family_totals};
 
 use interpolate::Fit;
 use moetwin_kernels::cost::{CostFacts, CostShape};
@@ -130,11 +130,13 @@ pub struct Estimate {
     set: usize,
     /// Standard error, as a share of the time.
     error: f64,
+    /// Whether the time covers the kernels beside the main one.
+    whole: bool,
 }
 
 impl Estimate {
     fn new(us: f64, fit: Fit) -> Self {
-        Self { us, fit, set: 0, error: 0.0 }
+        Self { us, fit, set: 0, error: 0.0, whole: false }
     }
 }
 
@@ -248,7 +250,7 @@ impl<T: CostTable> CostModel<T> {
         let (here, there) = (&self.rates, table.rates(&estimate));
         let (bytes, flops, element) = (work.bytes as f64, work.flops as f64, work.element());
         let (memory, compute) = (there.memory_us(bytes).min(estimate.us), there.compute_us(flops, element).min(estimate.us));
-        let rest = estimate.us - memory.max(compute) + work.extra_us();
+        let rest = estimate.us - memory.max(compute) + if estimate.whole { 0.0 } else { work.extra_us() };
         let provenance = match estimate.fit {
             Fit::Exact if table.same_product(&estimate) => Provenance::Measured,
             Fit::Exact | Fit::Inside => Provenance::Interpolated,

@@ -58,6 +58,28 @@ pub struct FamilyError {
     pub median: f64,
     /// The error that nine of ten points stay below.
     pub p90: f64,
+    /// All of them, rising.
+    errors: Vec<f64>,
+}
+
+/// Median, and what nine of ten stay below.
+fn quantiles(rising: &[f64]) -> (f64, f64) {
+    let at = |share: f64| rising.get(((rising.len() as f64 * share) as usize).min(rising.len().saturating_sub(1))).copied().unwrap_or(0.0);
+    (at(0.5), at(0.9))
+}
+
+/// Of a kernel family over all GPUs, engines and formats: points, median and what nine of ten stay below.
+pub fn family_totals(errors: &[FamilyError]) -> Vec<(Family, usize, f64, f64)> {
+    let mut out = Vec::new();
+    for family in Family::ALL {
+        let mut all: Vec<f64> = errors.iter().filter(|e| e.family == family).flat_map(|e| e.errors.iter().copied()).collect();
+        all.sort_by(f64::total_cmp);
+        let (median, p90) = quantiles(&all);
+        if !all.is_empty() {
+            out.push((family, all.len(), median, p90));
+        }
+    }
+    out
 }
 
 impl KernelTables {
@@ -85,9 +107,8 @@ impl SetTables {
         let mut report = |family, element, errors: Option<Vec<f64>>| {
             if let Some(mut errors) = errors.filter(|e| !e.is_empty()) {
                 errors.sort_by(f64::total_cmp);
-                let at = |share: f64| errors[((errors.len() as f64 * share) as usize).min(errors.len() - 1)];
-                let (points, median, p90) = (errors.len(), at(0.5), at(0.9));
-                out.push(FamilyError { gpu, implementation, family, element, points, median, p90 });
+                let (points, (median, p90)) = (errors.len(), quantiles(&errors));
+                out.push(FamilyError { gpu, implementation, family, element, points, median, p90, errors });
             }
         };
         let mut parsed = self.parsed.borrow_mut();
@@ -123,7 +144,16 @@ impl SetTables {
                 }
                 Some(found)
             }
-            Query::Experts(shape, element) => parsed.experts(source, element)?.estimate(shape),
+            Query::Experts(shape, element) => {
+                let own = parsed.experts(source, element).and_then(|t| t.estimate(shape));
+                // Weights in mxfp4 are also multiplied with activations in mxfp8, where that is faster.
+                let narrow = (element == Element::Mxfp4).then(|| parsed.experts(source, Element::Mxfp4Mxfp8)).flatten();
+                let narrow = narrow.and_then(|t| t.estimate(shape));
+                match (own, narrow) {
+                    (Some(own), Some(narrow)) => Some(if narrow.us < own.us { narrow } else { own }),
+                    (own, narrow) => own.or(narrow),
+                }
+            }
             Query::MlaDecode(shape, cache) => {
                 let key = |family| AttentionKey { family, geometry: Geometry::MLA_DECODE, cache };
                 if let Some(times) = parsed.attention(source, key(Family::MlaDecode)) {

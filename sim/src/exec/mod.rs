@@ -153,7 +153,7 @@ pub struct SimOptions {
 impl Default for SimOptions {
     fn default() -> Self {
         let backends = Backends { all_reduce: Library::Nccl, all_to_all: AllToAll::None, nccl_graph: GraphMode::Detected };
-        Self { graphs: true, launcher: Launcher::Native, kernels: Kernels::Fastest, peer_access: None, backends, gpus: Vec::new(), steps: 1 }
+        Self { graphs: true, launcher: Launcher::Native, kernels: Kernels::Any, peer_access: None, backends, gpus: Vec::new(), steps: 1 }
     }
 }
 

@@ -157,7 +157,7 @@ mod tests {
         uneven.sequences[1].past = 5000;
         let prompt = Step::uniform(Phase::Prefill, 3, 64);
         let gpu = gpu_named("RTX PRO 6000 Blackwell Server Edition").unwrap();
-        let model = CostModel::new(gpu_rates(gpu), KernelTables::for_gpu(&gpu.name, Kernels::Fastest));
+        let model = CostModel::new(gpu_rates(gpu), KernelTables::for_gpu(&gpu.name, Kernels::Any));
         for step in [&uneven, &prompt] {
             for deployment in [&tp, &ep, &dp, &pp] {
                 let program = program(deployment.clone(), step);
