@@ -41,7 +41,11 @@ fn main() -> Result<(), Failure> {
     for file in &options.files {
         let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
         let records = records(&text).map_err(|e| format!("{}: {e}", file.display()))?;
-        cases.extend(records.iter().filter_map(|r| if r.contains_key("silicon_tpot_ms") { silicon(r, options.engine) } else { pcie(r, options.engine) }));
+        cases.extend(
+            records
+                .iter()
+                .filter_map(|r| if r.contains_key("silicon_tpot_ms") { silicon(r, options.engine) } else { pcie(r, options.engine) }),
+        );
     }
     if let Some(filter) = &options.filter {
         cases.retain(|c| c.group.contains(filter.as_str()));
@@ -78,7 +82,14 @@ fn main() -> Result<(), Failure> {
         }
         let curve = curve_errors(&answered);
         let (error, bias) = (mean(errors.iter().map(|e| e.abs())), mean(errors.iter().copied()));
-        writeln!(out, "{group:58} {:4} {:>7} {:>7} {:>7}", errors.len(), percent(error), percent(bias), percent(mean(curve.iter().copied())))?;
+        writeln!(
+            out,
+            "{group:58} {:4} {:>7} {:>7} {:>7}",
+            errors.len(),
+            percent(error),
+            percent(bias),
+            percent(mean(curve.iter().copied()))
+        )?;
         all.extend(errors);
         all_curve.extend(curve);
     }
@@ -98,7 +109,9 @@ fn options() -> Result<Options, Failure> {
             "--rows" => options.rows = true,
             "--engine" => options.engine = true,
             "--filter" => options.filter = Some(words.next().ok_or("--filter takes a part of a group's name")?),
-            other if other.starts_with("--") => return Err(format!("{other}: accepted are --rows, --engine, --filter TEXT and files").into()),
+            other if other.starts_with("--") => {
+                return Err(format!("{other}: accepted are --rows, --engine, --filter TEXT and files").into());
+            }
             file => options.files.push(PathBuf::from(file)),
         }
     }

@@ -78,8 +78,27 @@ with a recorded histogram (a run can record one) [default: uniform]"
     )]
     pub(crate) routing: Option<Routing>,
     /// Speculative decoding: none, eagle3:N or mtp:N
-    #[arg(long, value_name = "none|eagle3:N|mtp:N", help_heading = "Step")]
+    #[arg(
+        long,
+        value_name = "none|eagle3:N|mtp:N",
+        help_heading = "Step",
+        long_help = "\
+Speculative decoding: `none`, `eagle3:N` or `mtp:N` with N drafted tokens a sequence; the step is then N draft passes and one verification of \
+N + 1 tokens [default: none]"
+    )]
     pub(crate) spec: Option<Speculation>,
+    /// Probability that a drafted token is accepted once those before it were, by position
+    #[arg(
+        long,
+        value_name = "P,P,..",
+        value_delimiter = ',',
+        help_heading = "Step",
+        allow_hyphen_values = true,
+        long_help = "\
+Probability that a drafted token is accepted once those before it were, by position; the last one holds for the rest [default: from measured \
+acceptance, which the report names]"
+    )]
+    pub(crate) spec_accept: Option<Vec<f64>>,
 
     /// Whether steps are replayed from captured CUDA graphs
     #[arg(
@@ -108,8 +127,15 @@ Whether GPUs read and write each other's memory directly, or through the host's 
     /// All-to-all backend of expert dispatch and combine
     #[arg(long, value_name = "KIND", help_heading = "How it runs")]
     pub(crate) a2a: Option<AllToAllKind>,
-    /// Whose rules decide defaults and start-up
-    #[arg(long, value_name = "ENGINE", help_heading = "How it runs")]
+    /// Who serves: this program's own runtime, SGLang or vLLM
+    #[arg(
+        long,
+        value_name = "ENGINE",
+        help_heading = "How it runs",
+        long_help = "\
+Who serves: this program's own runtime, SGLang or vLLM. Engines launch from Python what they do not capture, and choose their own all-reduce \
+kernel under their own conditions [default: native]"
+    )]
     pub(crate) engine: Option<Engine>,
     /// Version of the engine
     #[arg(long, value_name = "V", help_heading = "How it runs")]
@@ -186,6 +212,17 @@ pub(crate) enum Engine {
     Sglang,
     /// vLLM.
     Vllm,
+}
+
+impl Engine {
+    /// Name as in JSON.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Engine::Native => "native",
+            Engine::Sglang => "sglang",
+            Engine::Vllm => "vllm",
+        }
+    }
 }
 
 /// How NCCL's channels are laid out.
@@ -305,8 +342,11 @@ impl DeploymentArgs {
     }
     /// What the step computes; the model limits how far a sequence may reach.
     pub(crate) fn step(&self, spec: &ModelSpec) -> Result<Step, Failure> {
-        let (phase, batch) = (self.phase.unwrap_or(Phase::Decode), self.batch.unwrap_or(1));
-        let context = self.context(spec);
+        self.step_of(self.phase.unwrap_or(Phase::Decode), spec)
+    }
+    /// The step in another phase than the flags say.
+    pub(crate) fn step_of(&self, phase: Phase, spec: &ModelSpec) -> Result<Step, Failure> {
+        let (batch, context) = (self.batch.unwrap_or(1), self.context(spec));
         if phase == Phase::Prefill && context == 0 {
             return Err(InputError::new("--context", "a prefill needs at least one token").value("0").into());
         }

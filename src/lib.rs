@@ -4,6 +4,7 @@
 //! binary is built on it. Nothing here computes.
 
 pub use moetwin_cuda as cuda;
+pub use moetwin_engines as engines;
 pub use moetwin_kernels as kernels;
 pub use moetwin_models as models;
 pub use moetwin_runtime as runtime;

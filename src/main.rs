@@ -12,6 +12,7 @@ mod prompt;
 mod report;
 mod resolve;
 mod scenario;
+mod speculation;
 mod table;
 
 use clap::Parser;

@@ -2,11 +2,12 @@
 
 use crate::error::{Failure, InputError};
 use crate::scenario::Scenario;
+use crate::speculation::Speculated;
 use moetwin::kernels::routing::SampledRouting;
 use moetwin::models::{RankId, Sequence, Step};
 use moetwin::runtime::Program;
 use moetwin::runtime::init::{CheckedPlan, InitPlan, NativeInputs};
-use moetwin::runtime::ledger::{Ledger, LedgerOptions, OutOfMemory, RankLedger, ledger};
+use moetwin::runtime::ledger::{Ledger, LedgerOptions, Line, OutOfMemory, RankLedger, draft_lines, ledger};
 use moetwin::sim::breakdown::Breakdown;
 use moetwin::sim::collective::nccl_graph;
 use moetwin::sim::cost::KernelTables;
@@ -48,6 +49,25 @@ pub(crate) struct Served {
     pub(crate) trace: SimTrace,
     /// What the time is made of.
     pub(crate) breakdown: Breakdown,
+    /// With drafted tokens: what the whole step comes to, of which the rest is the verification.
+    pub(crate) speculated: Option<Speculated>,
+}
+
+impl Served {
+    /// Time of a step, drafting included.
+    pub(crate) fn step_ms(&self, scenario: &Scenario) -> f64 {
+        match (&self.speculated, &scenario.speculation) {
+            (Some(s), Some(plan)) => s.step_ms(plan),
+            _ => self.breakdown.step_ms,
+        }
+    }
+    /// Tokens a second, summed over sequences.
+    pub(crate) fn tokens_per_s(&self, scenario: &Scenario) -> f64 {
+        match (&self.speculated, &scenario.speculation) {
+            (Some(s), Some(plan)) => s.tokens_per_s(plan),
+            _ => self.breakdown.tokens_per_s,
+        }
+    }
 }
 
 impl Prediction {
@@ -84,6 +104,10 @@ impl Prediction {
         all.extend(self.scenario.padding_text());
         all.extend(self.kernels_text());
         all.extend(self.ledger.assumptions.iter().cloned());
+        if let Some(plan) = &self.scenario.speculation {
+            all.extend(plan.draft.assumptions.iter().cloned());
+            all.push(format!("acceptance of drafted tokens: {}", plan.acceptance_source));
+        }
         all
     }
     /// Whose kernel times were used, and of which version.
@@ -96,7 +120,8 @@ impl Prediction {
                 continue;
             };
             let names: Vec<String> = tables.sources().map(|t| format!("{} on {}", t.implementation, t.slug)).collect();
-            let asked = s.engine_version.as_ref().map_or_else(String::new, |v| format!("; {} {v} is taken to run the same", s.engine_text()));
+            let asked =
+                s.engine_version.as_ref().map_or_else(String::new, |v| format!("; {} {v} is taken to run the same", s.engine.name()));
             out.push(format!("{}: kernel times of {}, in this order of preference{asked}", gpu.name, names.join(", ")));
         }
         out
@@ -136,7 +161,20 @@ fn ledger_of(scenario: &Scenario, program: &Program, channels: u32) -> Result<Le
     let batch = u32::try_from(program.graph.step.sequences.len()).unwrap_or(u32::MAX);
     let captured_buckets = u32::try_from(scenario.buckets(batch).len()).unwrap_or(u32::MAX);
     let options = LedgerOptions { captured_buckets, channels, spare_kv_bytes: 0 };
-    ledger(program, &scenario.model.spec, &options).map_err(|e| InputError::new("--a2a", e.to_string()).into())
+    let all = ledger(program, &scenario.model.spec, &options).map_err(|e| Failure::from(InputError::new("--a2a", e.to_string())))?;
+    let Some(drafting) = &scenario.speculation else { return Ok(all) };
+    let draft = drafting.extend_program(scenario, program.graph.step.sequences.len())?;
+    Ok(with_draft(all, draft_lines(&draft, &drafting.draft.shared, &options)))
+}
+
+/// The target's ledger with what the draft adds on its ranks. A draft runs on the last stage of each replica.
+fn with_draft(mut all: Ledger, added: Vec<(RankId, Vec<Line>)>) -> Ledger {
+    let first = all.ranks.len().saturating_sub(added.len());
+    for (own, (_, lines)) in all.ranks.iter_mut().skip(first).zip(added) {
+        own.lines.extend(lines);
+        own.lines.sort_by_key(|l| l.phase);
+    }
+    all
 }
 
 /// The largest batch below the one asked for that fits, found by halving: memory grows with the batch.
@@ -167,7 +205,9 @@ fn serve(scenario: &Scenario, batch: usize, program: Program) -> Result<Served, 
     let routing = SampledRouting::new(scenario.routing.clone(), scenario.seed);
     let trace = simulate(&program, &scenario.machine, &routing, &scenario.options).map_err(|e| Failure::Running(e.to_string()))?;
     let breakdown = Breakdown::new(&program, &trace);
-    Ok(Served { batch, program, trace, breakdown })
+    let verify = (&program, breakdown.step_ms);
+    let speculated = scenario.speculation.as_ref().map(|drafting| Speculated::of(scenario, drafting, batch, verify)).transpose()?;
+    Ok(Served { batch, program, trace, breakdown, speculated })
 }
 
 /// Groups of consecutive ranks with equal ledgers.

@@ -1,10 +1,9 @@
 //! From flags to what the library needs: a model, a machine, a deployment and a step.
 
-use crate::args::{
-    AllReduceKind, DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Engine, NcclGraph, Routing, Speculation, Switch, not_yet,
-};
+use crate::args::{AllReduceKind, DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Engine, NcclGraph, Routing, Switch, not_yet};
 use crate::error::{Failure, InputError};
 use crate::resolve::{self, Model};
+use crate::speculation::SpeculationPlan;
 use moetwin::kernels::routing::{Distribution, RoutingHistogram};
 use moetwin::models::shard::ShardFault;
 use moetwin::models::spec::Ffn;
@@ -13,7 +12,7 @@ use moetwin::runtime::builtin;
 use moetwin::runtime::{LowerOptions, Program, lower, verify};
 use moetwin::sim::collective::{GraphMode, Library};
 use moetwin::sim::cost::Kernels;
-use moetwin::sim::exec::{Backends, SimOptions};
+use moetwin::sim::exec::{Backends, Launcher, SimOptions};
 use moetwin::sim::machine::Machine;
 
 /// What a deployment's flags mean together.
@@ -34,8 +33,12 @@ pub(crate) struct Scenario {
     pub(crate) options: SimOptions,
     /// All-reduce implementation as `--allreduce` takes it.
     pub(crate) allreduce: &'static str,
+    /// Whose choices hold where none is given, and whose kernels run.
+    pub(crate) engine: Engine,
     /// Version of the engine that was asked for.
     pub(crate) engine_version: Option<String>,
+    /// Drafting, if there is any.
+    pub(crate) speculation: Option<SpeculationPlan>,
     /// Seed of everything random.
     pub(crate) seed: u64,
 }
@@ -51,17 +54,34 @@ impl Scenario {
         if deployment.ranks() > gpus {
             return Err(too_many_ranks(args, &deployment, &machine));
         }
-        let step = args.step(&model.spec)?;
+        let speculation = SpeculationPlan::new(args, &model.spec)?;
+        let step = match &speculation {
+            Some(plan) => args.step_of(Phase::Verify(plan.drafted + 1), &model.spec)?,
+            None => args.step(&model.spec)?,
+        };
         let routing = routing(args.routing.as_ref(), &model)?;
         let (options, allreduce) = sim_options(args, &deployment);
         let context = args.context(&model.spec);
-        let engine_version = args.engine_version.clone();
-        Ok(Self { model, machine, deployment, step, context, routing, options, allreduce, engine_version, seed: args.seed })
+        Ok(Self {
+            model,
+            machine,
+            deployment,
+            step,
+            context,
+            routing,
+            options,
+            allreduce,
+            engine: args.engine.unwrap_or(Engine::Native),
+            engine_version: args.engine_version.clone(),
+            speculation,
+            seed: args.seed,
+        })
     }
     /// The graph of this scenario with another batch. Experts are as wide as the split makes them.
     pub(crate) fn graph(&self, step: &Step) -> Result<Graph, Failure> {
         let padded = padded(&self.model.spec, &self.deployment);
-        plan(padded.as_ref().unwrap_or(&self.model.spec), step, &self.deployment, &BuildOptions::default()).map_err(|e| plan_failure(&e, &self.deployment))
+        plan(padded.as_ref().unwrap_or(&self.model.spec), step, &self.deployment, &BuildOptions::default())
+            .map_err(|e| plan_failure(&e, &self.deployment))
     }
     /// What the split adds to the model, in words.
     pub(crate) fn padding_text(&self) -> Option<String> {
@@ -76,13 +96,7 @@ impl Scenario {
     }
     /// The verified program of this scenario with another batch.
     pub(crate) fn program(&self, step: &Step) -> Result<Program, Failure> {
-        let program = lower(self.graph(step)?, LowerOptions::default());
-        let program = program.map_err(|e| Failure::from(InputError::new("--tp", e.to_string())))?;
-        let faults = verify::verify(&program).err().unwrap_or_default();
-        if let Some(fault) = faults.first() {
-            return Err(Failure::Running(format!("the lowered program is faulty, a defect of moetwin: {fault}")));
-        }
-        Ok(program)
+        verified(self.graph(step)?)
     }
     /// Whether peers access each other's memory: as asked, else as the machine can.
     pub(crate) fn peer_access(&self) -> bool {
@@ -102,14 +116,6 @@ impl Scenario {
             Distribution::Uniform => "uniform".to_owned(),
             Distribution::Zipf { exponent } => format!("zipf:{exponent}"),
             Distribution::Histogram(_) => "histogram".to_owned(),
-        }
-    }
-    /// Whose kernels run, as `--engine` takes it.
-    pub(crate) fn engine_text(&self) -> &'static str {
-        match self.options.kernels {
-            Kernels::Any => "native",
-            Kernels::Sglang => "sglang",
-            Kernels::Vllm => "vllm",
         }
     }
     /// The all-to-all backend as `--a2a` takes it.
@@ -155,22 +161,19 @@ fn padded(spec: &ModelSpec, deployment: &Deployment) -> Option<ModelSpec> {
     out
 }
 
-/// Engines whose kernels are simulated and not executed here.
-pub(crate) fn refuse_engines(args: &DeploymentArgs) -> Result<(), Failure> {
-    match args.engine {
-        Some(Engine::Sglang) => Err(not_yet("--engine", "sglang", &["native"])),
-        Some(Engine::Vllm) => Err(not_yet("--engine", "vllm", &["native"])),
-        Some(Engine::Native) | None => Ok(()),
+/// The program of a graph, verified.
+pub(crate) fn verified(graph: Graph) -> Result<Program, Failure> {
+    let program = lower(graph, LowerOptions::default());
+    let program = program.map_err(|e| Failure::from(InputError::new("--tp", e.to_string())))?;
+    let faults = verify::verify(&program).err().unwrap_or_default();
+    if let Some(fault) = faults.first() {
+        return Err(Failure::Running(format!("the lowered program is faulty, a defect of moetwin: {fault}")));
     }
+    Ok(program)
 }
 
 /// Flags whose effect is not built yet: said, never ignored.
 pub(crate) fn refuse_later_flags(args: &DeploymentArgs) -> Result<(), Failure> {
-    match args.spec {
-        Some(Speculation::Eagle3(n)) => return Err(not_yet("--spec", &format!("eagle3:{n}"), &["none"])),
-        Some(Speculation::Mtp(n)) => return Err(not_yet("--spec", &format!("mtp:{n}"), &["none"])),
-        Some(Speculation::None) | None => {}
-    }
     if args.allreduce == Some(AllReduceKind::TwoShot) {
         return Err(not_yet("--allreduce", "two-shot", &["auto", "nccl", "one-shot", "engine"]));
     }
@@ -191,24 +194,28 @@ fn too_many_ranks(args: &DeploymentArgs, deployment: &Deployment, machine: &Mach
 fn sim_options(args: &DeploymentArgs, deployment: &Deployment) -> (SimOptions, &'static str) {
     let on = |switch: Switch| switch == Switch::On;
     // SGLang's rule decides `auto`: a peer kernel where every GPU reaches every other over NVLink, NCCL elsewhere.
+    let engine = args.engine.unwrap_or(Engine::Native);
+    let own = if engine == Engine::Vllm { Library::Vllm } else { Library::Sglang };
     let (all_reduce, name) = match args.allreduce.unwrap_or(AllReduceKind::Auto) {
         AllReduceKind::Nccl => (Library::Nccl, "nccl"),
         AllReduceKind::OneShot => (Library::OneShot, "one-shot"),
-        AllReduceKind::Engine if args.engine == Some(Engine::Vllm) => (Library::Vllm, "engine"),
-        AllReduceKind::Engine => (Library::Sglang, "engine"),
-        AllReduceKind::Auto | AllReduceKind::TwoShot => (Library::Sglang, "auto"),
+        AllReduceKind::Engine => (own, "engine"),
+        AllReduceKind::Auto | AllReduceKind::TwoShot => (own, "auto"),
     };
     let nccl_graph = match args.nccl_graph.unwrap_or(NcclGraph::Detected) {
         NcclGraph::Detected => GraphMode::Detected,
         NcclGraph::Tuned => GraphMode::Tuned,
     };
     let backends = Backends { all_reduce, all_to_all: deployment.a2a, nccl_graph };
-    let kernels = match args.engine.unwrap_or(Engine::Native) {
+    let kernels = match engine {
         Engine::Native => Kernels::Any,
         Engine::Sglang => Kernels::Sglang,
         Engine::Vllm => Kernels::Vllm,
     };
-    (SimOptions { graphs: args.graphs.is_none_or(on), peer_access: args.p2p.map(on), kernels, backends, ..SimOptions::default() }, name)
+    // What an engine does not capture it launches from Python.
+    let launcher = if engine == Engine::Native { Launcher::Native } else { Launcher::Framework };
+    let (graphs, peer_access) = (args.graphs.is_none_or(on), args.p2p.map(on));
+    (SimOptions { graphs, launcher, kernels, peer_access, backends, ..SimOptions::default() }, name)
 }
 
 fn routing(routing: Option<&Routing>, model: &Model) -> Result<Distribution, Failure> {

@@ -8,6 +8,7 @@ pub mod build;
 pub mod config;
 pub mod deployment;
 pub mod dim;
+pub mod draft;
 pub mod dtype;
 pub mod graph;
 pub mod ids;

@@ -36,6 +36,10 @@ pub struct ModelSpec {
     pub warnings: Vec<String>,
     /// Whether the reference can execute this model (some families are modelled for cost only).
     pub executable: bool,
+    /// Multi-token-prediction layers of the checkpoint, which only speculative decoding loads.
+    pub mtp_layers: u32,
+    /// Hidden-size inputs that a draft model fuses before its first layer; 0 for models that read token ids alone.
+    pub fused_inputs: u32,
 }
 
 /// A module that the ledger counts and the graph leaves out (vision tower, multi-token-prediction layer).

@@ -138,7 +138,6 @@ fn in_single_precision_only_router_ties_differ() {
             flipped += one.len() - step;
         }
     }
-    println!("{flipped} of {steps} steps set aside for a router tie");
     assert!(flipped as f64 <= MOST_FLIPPED * steps as f64, "{flipped} of {steps} steps");
 }
 

@@ -1,6 +1,7 @@
 //! One file a subcommand.
 
 pub(crate) mod calibrate;
+mod check;
 pub(crate) mod collective;
 mod completions;
 mod graph;
@@ -17,6 +18,8 @@ use clap::Subcommand;
 pub(crate) enum Command {
     /// Does it start, does it fit, how fast is a step, and what bounds it
     Sim(Box<sim::SimArgs>),
+    /// Will an SGLang or vLLM launch command start; if not, where, why, and which change mends it
+    Check(Box<check::CheckArgs>),
     /// Print the dataflow graph that is simulated and executed
     Graph(Box<graph::GraphArgs>),
     /// Execute the program with real values
@@ -38,6 +41,7 @@ impl Command {
     pub(crate) fn run(self) -> Result<Outcome, Failure> {
         match self {
             Command::Sim(args) => sim::run(&args),
+            Command::Check(args) => check::run(&args),
             Command::Graph(args) => graph::run(&args),
             Command::Run(args) => run::run(&args),
             Command::Calibrate(args) => calibrate::run(&args),

@@ -1,12 +1,12 @@
 //! `moetwin run`: the program with real values.
 
-use crate::args::{DeploymentArgs, Switch, not_yet};
+use crate::args::{DeploymentArgs, Speculation, Switch, not_yet};
 use crate::error::{Failure, InputError, Outcome};
 use crate::generation::{Generated, Job, OnGpus, generate, gpus, reference};
 use crate::output::{self, NewFile};
 use crate::prompt;
 use crate::resolve::{self, Place};
-use crate::scenario::{refuse_engines, refuse_later_flags};
+use crate::scenario::refuse_later_flags;
 use clap::{Args, ValueEnum};
 use moetwin::cuda::exec::inject::Injection;
 use moetwin::cuda::launcher::Launcher;
@@ -118,7 +118,6 @@ warm-up, capture or serve, CALL the driver call of that phase from 0, and KIND d
 
 /// Executes the program.
 pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
-    refuse_engines(&args.deployment)?;
     refuse_later_flags(&args.deployment)?;
     refuse_flags(args)?;
     let launcher = match args.backend {
@@ -166,6 +165,9 @@ fn refuse_flags(args: &RunArgs) -> Result<(), Failure> {
             let accepted = ["--input-ids FILE", "--prompt-ids ID,ID,..", "--prompt TEXT"];
             return Err(InputError::new(flag, "is not for run: the prompts decide it").accepted(accepted).into());
         }
+    }
+    if d.spec.is_some_and(|s| s != Speculation::None) || d.spec_accept.is_some() {
+        return Err(InputError::new("--spec", "is not for run: no draft is executed; moetwin sim predicts it").accepted(["none"]).into());
     }
     if let Some(rank) = args.only_rank {
         return Err(not_yet("--only-rank", &rank.to_string(), &["no --only-rank: all ranks run"]));

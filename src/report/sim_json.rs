@@ -27,6 +27,7 @@ pub(crate) struct SimJson<'a> {
     step_ms: Option<f64>,
     tokens_per_s: Option<f64>,
     batch_served: usize,
+    speculation: Option<SpeculationJson<'a>>,
     breakdown: &'a [Row],
     bound_by: Option<&'a str>,
     bounds: Option<&'a Bounds>,
@@ -55,6 +56,24 @@ struct DeploymentJson<'a> {
     nccl_graph: &'static str,
     routing: String,
     engine: &'static str,
+}
+
+/// Drafting; the breakdown beside it is that of the verification.
+#[derive(Serialize)]
+struct SpeculationJson<'a> {
+    kind: &'a str,
+    drafted: u32,
+    acceptance: &'a [f64],
+    acceptance_source: &'a str,
+    tokens_per_step: f64,
+    verify_ms: f64,
+    verify_captured_ms: f64,
+    verify_eager_ms: f64,
+    draft_ms: f64,
+    break_even_tokens: f64,
+    plain_step_ms: f64,
+    plain_tokens_per_s: f64,
+    wins: bool,
 }
 
 #[derive(Serialize)]
@@ -103,6 +122,7 @@ struct Inputs<'a> {
     deployment: &'a DeploymentJson<'a>,
     step: &'a Step,
     histogram: Option<&'a moetwin::kernels::routing::RoutingHistogram>,
+    speculation: Option<(&'a str, u32, &'a [f64])>,
     seed: u64,
 }
 
@@ -118,6 +138,7 @@ pub(crate) fn json(p: &Prediction) -> Result<SimJson<'_>, Failure> {
         deployment: &deployment,
         step: &s.step,
         histogram,
+        speculation: s.speculation.as_ref().map(|plan| (plan.kind, plan.drafted, plan.acceptance.per_position())),
         seed: s.seed,
     };
     let digest = digest(&inputs).map_err(|e| Failure::Running(format!("could not digest the inputs: {e}")))?;
@@ -131,8 +152,9 @@ pub(crate) fn json(p: &Prediction) -> Result<SimJson<'_>, Failure> {
         deployment,
         starts: p.start.story.is_none(),
         fits: p.out_of_memory.is_none(),
-        step_ms: breakdown.map(|b| b.step_ms),
-        tokens_per_s: breakdown.map(|b| b.tokens_per_s),
+        step_ms: p.served.as_ref().map(|served| served.step_ms(s)),
+        tokens_per_s: p.served.as_ref().map(|served| served.tokens_per_s(s)),
+        speculation: speculation(p),
         batch_served: p.served.as_ref().map_or(0, |served| served.batch),
         breakdown: breakdown.map_or(&[], |b| &b.rows),
         bound_by: breakdown.map(|b| b.bound_by.as_str()),
@@ -161,8 +183,28 @@ fn deployment(p: &Prediction) -> DeploymentJson<'_> {
         allreduce: s.allreduce,
         nccl_graph: s.options.backends.nccl_graph.name(),
         routing: s.routing_text(),
-        engine: s.engine_text(),
+        engine: s.engine.name(),
     }
+}
+
+fn speculation(p: &Prediction) -> Option<SpeculationJson<'_>> {
+    let plan = p.scenario.speculation.as_ref()?;
+    let s = p.served.as_ref()?.speculated.as_ref()?;
+    Some(SpeculationJson {
+        kind: plan.kind,
+        drafted: plan.drafted,
+        acceptance: plan.acceptance.per_position(),
+        acceptance_source: &plan.acceptance_source,
+        tokens_per_step: plan.acceptance.tokens_per_step(),
+        verify_ms: s.times.verify_ms,
+        verify_captured_ms: s.captured_verify_ms,
+        verify_eager_ms: s.eager_verify_ms,
+        draft_ms: s.times.draft_ms(plan.drafted),
+        break_even_tokens: s.times.break_even_tokens(plan.drafted, s.plain_step_ms),
+        plain_step_ms: s.plain_step_ms,
+        plain_tokens_per_s: s.plain_tokens_per_s(),
+        wins: s.wins(plan),
+    })
 }
 
 fn memory(p: &Prediction) -> MemoryJson {

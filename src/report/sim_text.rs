@@ -2,6 +2,7 @@
 
 use super::gib;
 use crate::prediction::{Prediction, Served, alike};
+use crate::speculation::{Speculated, SpeculationPlan};
 use crate::table::{Table, bar, bytes, count, wrap};
 use moetwin::models::RankId;
 use moetwin::runtime::ledger::{MemoryPhase, RankLedger};
@@ -16,6 +17,9 @@ pub(crate) fn text(p: &Prediction) -> String {
     let mut out = heading(p);
     out.push_str(&verdict(p));
     if let Some(served) = &p.served {
+        if let (Some(speculated), Some(plan)) = (&served.speculated, &p.scenario.speculation) {
+            out.push_str(&speculation(speculated, plan));
+        }
         out.push_str(&breakdown(served));
         out.push_str(&bounds(served));
         out.push_str(&exchanges(served));
@@ -104,17 +108,55 @@ fn verdict(p: &Prediction) -> String {
     }
     match &p.served {
         Some(served) => {
-            let b = &served.breakdown;
             let asked = p.scenario.step.sequences.len();
             let queued =
                 if served.batch < asked { format!(" with the {} of {asked} sequences that fit", served.batch) } else { String::new() };
-            let u = &b.uncertainty;
-            let _ = writeln!(out, "Speed   {:.1} tok/s, {:.2} ms a step{queued}", b.tokens_per_s, b.step_ms);
-            let _ = writeln!(out, "        {:.2} to {:.2} ms with the errors of its parts (eight in ten)", u.low_ms, u.high_ms);
+            let (speed, step) = (served.tokens_per_s(&p.scenario), served.step_ms(&p.scenario));
+            let _ = writeln!(out, "Speed   {speed:.1} tok/s, {step:.2} ms a step{queued}");
+            if served.speculated.is_none() {
+                let u = &b.uncertainty;
+                let _ = writeln!(out, "        {:.2} to {:.2} ms with the errors of its parts (eight in ten)", u.low_ms, u.high_ms);
+            }
         }
         None => {
             let _ = writeln!(out, "Speed   none: not even one sequence fits");
         }
+    }
+    out
+}
+
+fn speculation(s: &Speculated, plan: &SpeculationPlan) -> String {
+    let tokens = plan.acceptance.tokens_per_step();
+    let mut table = Table::new(["part", "ms", "what"], &[2]);
+    let how = format!(
+        "target on {} tokens a sequence; captured {:.2}, eager (from Python) {:.2}",
+        plan.drafted + 1,
+        s.captured_verify_ms,
+        s.eager_verify_ms
+    );
+    table.row(["verify".to_owned(), format!("{:.3}", s.times.verify_ms), how]);
+    let passes = format!("{} passes of the draft", plan.drafted);
+    table.row(["draft".to_owned(), format!("{:.3}", s.times.draft_ms(plan.drafted)), passes]);
+    let chances: Vec<String> = plan.acceptance.per_position().iter().map(|p| format!("{p:.2}")).collect();
+    let verdict = if s.wins(plan) { "wins" } else { "LOSES" };
+    let (with, without) = (s.tokens_per_s(plan), s.plain_tokens_per_s());
+    let mut out = format!("\nSpeculation {}:{}\n{}", plan.kind, plan.drafted, table.render());
+    let even = s.times.break_even_tokens(plan.drafted, s.plain_step_ms);
+    let _ = writeln!(
+        out,
+        "  {}",
+        wrap(
+            &format!(
+                "Drafting {verdict}: {tokens:.2} tokens a step (acceptance {}) give {with:.1} tok/s, without drafting {without:.1}; \
+                 it breaks even at {even:.2} tokens a step.",
+                chances.join(", ")
+            ),
+            2
+        )
+    );
+    for (name, verify_ms) in [("captured", s.captured_verify_ms), ("eager", s.eager_verify_ms)] {
+        let rate = s.batch as f64 * tokens / s.step_ms_with(plan, verify_ms) * 1e3;
+        let _ = writeln!(out, "  With the verification {name}: {rate:.1} tok/s.");
     }
     out
 }

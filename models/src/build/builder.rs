@@ -87,6 +87,14 @@ impl<'a> Builder<'a> {
     pub(super) fn layer(&self) -> u16 {
         self.layer.expect("blocks are built inside a layer")
     }
+    /// The residual stream before the first block.
+    pub(super) fn stream(&self) -> TensorId {
+        self.residual
+    }
+    /// Replaces the residual stream before the first block.
+    pub(super) fn set_stream(&mut self, tensor: TensorId) {
+        self.residual = tensor;
+    }
     pub(super) fn set_delta(&mut self, delta: TensorId) {
         self.delta = Some(delta);
     }

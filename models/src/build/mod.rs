@@ -14,7 +14,7 @@ use crate::spec::{Attention, Ffn, ModelSpec};
 use crate::step::{LogitsRows, Step};
 use crate::weight::WeightRole;
 use crate::{DType, Dim};
-use builder::Builder;
+use builder::{Builder, Projection};
 
 /// Choices of [`forward`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +45,7 @@ pub fn forward(spec: &ModelSpec, step: &Step, options: &BuildOptions) -> Result<
         return Err(BuildError { faults });
     }
     let mut b = Builder::new(spec, step, options);
+    fuse_inputs(&mut b);
     for (layer, spec) in (0u16..).zip(&spec.layers) {
         b.enter_layer(layer);
         let x = b.stream_norm("input_norm", WeightRole::InputNorm);
@@ -64,6 +65,38 @@ pub fn forward(spec: &ModelSpec, step: &Step, options: &BuildOptions) -> Result<
     b.leave_layers();
     head(&mut b);
     Ok(b.finish())
+}
+
+/// A draft model's projection of its inputs (the token's embedding, hidden states of the target) to the hidden size. The target's states come
+/// from another graph; for the cost each input stands for itself as one matrix of the projection times the embedding.
+fn fuse_inputs(b: &mut Builder<'_>) {
+    if b.spec.fused_inputs == 0 {
+        return;
+    }
+    let x = b.stream();
+    let mut fused = None;
+    for input in 0..b.spec.fused_inputs {
+        let hidden = b.hidden();
+        let part = b.project(
+            x,
+            Projection {
+                role: LinearRole::QaKva,
+                name: &format!("fuse.{input}"),
+                weight: WeightRole::Other(u8::try_from(input).unwrap_or(u8::MAX)),
+                bias: None,
+                rows: hidden.clone(),
+                cols: hidden.clone(),
+                format: b.spec.plain_format(),
+            },
+        );
+        fused = Some(match fused {
+            None => part,
+            Some(sum) => b.one(Op::Add, vec![sum, part], &format!("fused.{input}"), vec![Dim::Tokens, hidden], b.spec.dtype),
+        });
+    }
+    if let Some(fused) = fused {
+        b.set_stream(fused);
+    }
 }
 
 /// Final norm, rows that are sampled from, logits, greedy choice.

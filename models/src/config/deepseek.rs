@@ -40,10 +40,17 @@ pub(super) fn read_glm_dsa(ctx: &Context<'_>) -> Option<Body> {
     read_sparse(ctx, &groups, IndexDefaults { heads: 32, head_dim: 128, topk: 2048 })
 }
 
+/// Layers that only speculation loads.
+pub(super) fn mtp_layers(ctx: &Context<'_>) -> u32 {
+    let keys = &["num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules"];
+    // At most MAX_LAYERS, which fits.
+    ctx.text.maybe_u64(keys, 0..=MAX_LAYERS).flatten().map_or(0, |n| n as u32)
+}
+
 /// Warns about layers that only speculation loads.
 pub(super) fn speculation_layers(ctx: &Context<'_>) {
-    let keys = &["num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules"];
-    if let Some(Some(n @ 1..)) = ctx.text.maybe_u64(keys, 0..=MAX_LAYERS) {
+    let n = mtp_layers(ctx);
+    if n > 0 {
         let s = if n == 1 { "" } else { "s" };
         ctx.sink.warn(format!("{n} multi-token-prediction layer{s} left out: only speculative decoding loads them"));
     }

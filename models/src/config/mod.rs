@@ -108,7 +108,7 @@ fn read_root(root: &Fields<'_>, separate: Option<&Fields<'_>>, name: &str, sink:
     let architecture = architecture(root, family)?;
     let model_type = text.maybe_str(&["model_type"])??;
     let head = ctx.scheme.format(Module::Head, "lm_head", ctx.plain());
-    let plain = ctx.plain();
+    let (plain, mtp_layers) = (ctx.plain(), deepseek::mtp_layers(&ctx));
     let (base, body) = (ctx.base?, body?);
     if !readable || !sink.is_clean() {
         return None;
@@ -129,6 +129,8 @@ fn read_root(root: &Fields<'_>, separate: Option<&Fields<'_>>, name: &str, sink:
         outside_graph: body.outside,
         warnings: Vec::new(),
         executable: !family.cost_only,
+        mtp_layers,
+        fused_inputs: 0,
     };
     finish(spec, head, root, sink)
 }

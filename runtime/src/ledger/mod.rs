@@ -144,6 +144,27 @@ fn rank_lines(program: &Program, spec: &ModelSpec, options: &LedgerOptions, work
     lines
 }
 
+/// What a draft model adds on each of its ranks: its own weights, its KV pool and its activations. `shared` weights are the target's.
+pub fn draft_lines(program: &Program, shared: &[WeightRole], options: &LedgerOptions) -> Vec<(RankId, Vec<Line>)> {
+    use MemoryPhase::{GraphCapture, KvAlloc, Load};
+    let mut all = Vec::new();
+    for (rank, rp) in program.ranks.iter() {
+        let bytes = |place: Place| -> u64 {
+            let own = |t: TensorId| !matches!(program.graph.tensors[t].kind, TensorKind::Weight(w) if shared.contains(&w.role));
+            rp.buffers.iter().filter(|(_, b)| b.place == place && own(b.tensor)).map(|(_, b)| b.bytes).sum()
+        };
+        let graphs = u64::from(options.captured_buckets) * rp.commands.len() as u64 * CAPTURED_NODE_BYTES;
+        let lines = [
+            (Load, "draft: weights", bytes(Place::Weight)),
+            (KvAlloc, "draft: KV pool", bytes(Place::KvPool)),
+            (GraphCapture, "draft: activations and graphs", rp.arena_bytes + graphs),
+        ];
+        let lines = lines.into_iter().filter(|(_, _, bytes)| *bytes > 0);
+        all.push((rank, lines.map(|(phase, name, bytes)| Line { phase, name, bytes, transient: false }).collect()));
+    }
+    all
+}
+
 /// Engines keep, beside `kv_b` for prefill, per-head copies of its two halves for absorbed decode.
 fn absorbed_copies_bytes(graph: &Graph, buffers: impl Iterator<Item = (TensorId, u64)>) -> u64 {
     buffers

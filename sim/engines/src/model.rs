@@ -30,6 +30,8 @@ pub struct WeightScheme {
     pub group: Option<u64>,
     /// Only routed experts are quantized; attention, shared experts and head are not.
     pub experts_only: bool,
+    /// Activations stay in 16 bit (W4A16) although the format has kernels with quantized ones.
+    pub weight_only: bool,
 }
 
 /// A model as rules and ledgers see it. A figure is `None` where nobody knows it.

@@ -257,10 +257,7 @@ mod tests {
             for set in gpu.sets {
                 for (family, text) in set.tables {
                     let table = Table::parse(text).unwrap();
-                    assert_eq!(
-                        (table.gpu.as_str(), table.implementation.as_str(), table.family),
-                        (gpu.slug, set.implementation, *family)
-                    );
+                    assert_eq!((table.gpu.as_str(), table.implementation.as_str(), table.family), (gpu.slug, set.implementation, *family));
                     assert!(table.curves.len() > 10);
                 }
             }
@@ -275,10 +272,7 @@ mod tests {
         assert!(sources("H200 SXM", Kernels::Any)[0].same_product);
         let max_q = &sources("RTX PRO 6000 Blackwell Max-Q", Kernels::Any)[0];
         assert!(!max_q.same_product && max_q.slug == "rtx_pro_6000_server");
-        assert_eq!(
-            names("B200 SXM", Kernels::Vllm),
-            ["b200_sxm vllm-0.24.00", "b300_sxm vllm-0.24.01", "b200_sxm sglang-0.5.142"]
-        );
+        assert_eq!(names("B200 SXM", Kernels::Vllm), ["b200_sxm vllm-0.24.00", "b300_sxm vllm-0.24.01", "b200_sxm sglang-0.5.142"]);
         assert!(sources("GeForce RTX 3090", Kernels::Any).is_empty());
         for (names, slugs) in STAND_INS {
             assert!(names.iter().all(|n| gpu_named(n).is_some()), "{names:?}");

@@ -138,10 +138,11 @@ impl ExpertTimes {
     }
     /// Whether a shape lies in the box of the measured ones.
     fn within(&self, query: &ExpertsShape) -> bool {
-        let inside = |value: u64, of: fn(&Shape) -> u64| {
-            self.shapes.iter().any(|s| of(s) <= value) && self.shapes.iter().any(|s| of(s) >= value)
-        };
-        inside(query.hidden, |s| s.hidden) && inside(query.intermediate, |s| s.intermediate) && inside(query.local_experts, |s| s.local_experts)
+        let inside =
+            |value: u64, of: fn(&Shape) -> u64| self.shapes.iter().any(|s| of(s) <= value) && self.shapes.iter().any(|s| of(s) >= value);
+        inside(query.hidden, |s| s.hidden)
+            && inside(query.intermediate, |s| s.intermediate)
+            && inside(query.local_experts, |s| s.local_experts)
     }
     /// Relative error of each inner point when it is left out of its own curve.
     pub(super) fn leave_one_out(&self) -> Vec<f64> {

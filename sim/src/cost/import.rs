@@ -33,9 +33,7 @@ fn columns(family: Family) -> (&'static [&'static str], &'static str) {
         ),
         Family::MlaDecode => (&["kernel_source", "mla_dtype", "kv_cache_dtype", "num_heads", "batch_size"], "step"),
         Family::MlaPrefill => (&["kernel_source", "mla_dtype", "kv_cache_dtype", "num_heads", "batch_size"], "isl"),
-        Family::MlaDecodeModule => {
-            (&["kernel_source", "mla_dtype", "kv_cache_dtype", "gemm_type", "num_heads", "batch_size"], "step")
-        }
+        Family::MlaDecodeModule => (&["kernel_source", "mla_dtype", "kv_cache_dtype", "gemm_type", "num_heads", "batch_size"], "step"),
         Family::GqaDecode => (
             &["kernel_source", "attn_dtype", "kv_cache_dtype", "num_heads", "num_key_value_heads", "head_dim", "window_size", "batch_size"],
             "step",
@@ -77,7 +75,10 @@ pub fn import_csv(text: &str, gpu: &str, implementation: &str, family: Family) -
             cell(latency).and_then(|c| c.parse().ok()).filter(|t: &f64| t.is_finite() && *t > 0.0).ok_or_else(|| bad("no time"))?;
         curves.entry(key).or_default().entry(abscissa(family, at)).or_default().push(time);
     }
-    let curves = launched_from_the_device(family, one_routing(family, one_kernel(curves))).into_iter().map(|(key, points)| curve(key, points)).collect();
+    let curves = launched_from_the_device(family, one_routing(family, one_kernel(curves)))
+        .into_iter()
+        .map(|(key, points)| curve(key, points))
+        .collect();
     Ok(Table { gpu: gpu.to_owned(), implementation: implementation.to_owned(), family, curves })
 }
 
@@ -98,7 +99,8 @@ fn one_kernel(curves: Rows) -> Rows {
         let apart = curves.iter().all(|(_, points)| points.iter().all(|(x, times)| all.insert(*x, times.clone()).is_none()));
         let with = |kernel: KeyPart| std::iter::once(kernel).chain(rest.iter().cloned()).collect::<Vec<_>>();
         if apart {
-            let names: Vec<&str> = curves.iter().filter_map(|(k, _)| if let KeyPart::Word(w) = k { Some(w.as_str()) } else { None }).collect();
+            let names: Vec<&str> =
+                curves.iter().filter_map(|(k, _)| if let KeyPart::Word(w) = k { Some(w.as_str()) } else { None }).collect();
             out.insert(with(KeyPart::Word(names.join("+"))), all);
         } else {
             out.extend(curves.into_iter().map(|(kernel, points)| (with(kernel), points)));

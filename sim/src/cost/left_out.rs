@@ -25,7 +25,9 @@ pub(super) fn left_out_error(source: &Source, query: &Query, fit: Fit) -> f64 {
     let spread = || {
         let element = query.element_word();
         let find = |family: &str| TEXT.lines().find_map(|line| p90_of(line, [source.slug, source.implementation, family, element]));
-        find(query.family().name()).or_else(|| find("mla-decode-module").filter(|_| matches!(query, Query::MlaDecode(..)))).unwrap_or(UNKNOWN * P90_SIGMAS)
+        find(query.family().name())
+            .or_else(|| find("mla-decode-module").filter(|_| matches!(query, Query::MlaDecode(..))))
+            .unwrap_or(UNKNOWN * P90_SIGMAS)
             / P90_SIGMAS
     };
     let parts = match fit {

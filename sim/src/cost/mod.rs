@@ -77,8 +77,15 @@ pub struct OpCost {
 
 impl OpCost {
     /// No kernel, no time.
-    pub const NOTHING: Self =
-        Self { duration_ps: 0, memory_ps: 0, compute_ps: 0, kernels: 0, provenance: Provenance::Modelled, bound: Bound::Launch, error_permille: 0 };
+    pub const NOTHING: Self = Self {
+        duration_ps: 0,
+        memory_ps: 0,
+        compute_ps: 0,
+        kernels: 0,
+        provenance: Provenance::Modelled,
+        bound: Bound::Launch,
+        error_permille: 0,
+    };
 }
 
 /// Shape of a dense GEMM, `[m, k] x [n, k]^T`.

@@ -68,15 +68,8 @@ pub enum Element {
 
 impl Element {
     /// Every element.
-    pub const ALL: [Element; 7] = [
-        Element::Bf16,
-        Element::Fp8,
-        Element::Fp8Block,
-        Element::Int4,
-        Element::Nvfp4,
-        Element::Mxfp4,
-        Element::Mxfp4Mxfp8,
-    ];
+    pub const ALL: [Element; 7] =
+        [Element::Bf16, Element::Fp8, Element::Fp8Block, Element::Int4, Element::Nvfp4, Element::Mxfp4, Element::Mxfp4Mxfp8];
 
     /// The word tables use.
     pub fn table_word(self) -> &'static str {

@@ -131,6 +131,8 @@ fn model(c: &Choices) -> ModelSpec {
         outside_graph: Vec::new(),
         warnings: Vec::new(),
         executable: true,
+        mtp_layers: 0,
+        fused_inputs: 0,
     }
 }
 

@@ -15,6 +15,9 @@ pub(super) fn of(texts: [&str; 2]) -> Model {
     };
     let scheme = said.into_iter().find_map(|s| s.scheme);
     quantize::checkpoint(&mut model, scheme);
+    if let Some(row) = row {
+        row.refine(&mut model);
+    }
     model
 }
 

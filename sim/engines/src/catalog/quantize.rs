@@ -66,6 +66,7 @@ pub(super) fn scheme(method: &str, experts_only: bool) -> WeightScheme {
             _ => None,
         },
         experts_only,
+        weight_only: false,
     }
 }
 

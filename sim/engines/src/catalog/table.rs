@@ -79,6 +79,16 @@ impl Row {
         model
     }
 
+    /// What published checkpoints of this model in a scheme are like: `fp8=channel` has scales per output channel instead of blocks,
+    /// `nvfp4=w4a16` leaves activations in 16 bit.
+    pub(super) fn refine(&self, model: &mut Model) {
+        if self.text("fp8") == Some("channel") && model.weights.method == "fp8" {
+            model.weights.block = None;
+            model.weights.checkpoint_method = Some("compressed-tensors".to_owned());
+        }
+        model.weights.weight_only |= self.text("nvfp4") == Some("w4a16") && model.weights.method == "nvfp4";
+    }
+
     fn store(&self, model: &mut Model, scheme: &str) {
         let (experts, rest) = scheme.split_once('/').unwrap_or((scheme, scheme));
         if let Some((method, group)) = scheme.split_once("-experts-") {

@@ -54,11 +54,7 @@ const MEASURED: &[Measured] = &[
         count: 4,
         links: "PCIe Gen5 x16 switch, P2P working",
         change: |s| s.custom_all_reduce = false,
-        figures: &[
-            ("decode_tok_s_c1", 50.475, 84.125),
-            ("ratio_to_nccl_c1", 1.05, 1.2),
-            ("comm_share", 0.1, 0.5),
-        ],
+        figures: &[("decode_tok_s_c1", 50.475, 84.125), ("ratio_to_nccl_c1", 1.05, 1.2), ("comm_share", 0.1, 0.5)],
     },
     Measured {
         name: "Kimi-K2.5, TP8",

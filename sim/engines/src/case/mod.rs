@@ -1,0 +1,165 @@
+//! Questions as files.
+
+use crate::command;
+use crate::question::{Engine, HardwareText, Question};
+use crate::version::Version;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// What is wrong with a case file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CaseError {
+    /// It is not JSON.
+    #[error("line {line}, column {column}: {problem}")]
+    Syntax {
+        /// Counted from 1.
+        line: usize,
+        /// Counted from 1.
+        column: usize,
+        /// What the parser says.
+        problem: String,
+    },
+    /// A field is missing or of the wrong type.
+    #[error("`{field}`: {problem} (accepted: {accepted})")]
+    Field {
+        /// Where.
+        field: String,
+        /// What is wrong.
+        problem: String,
+        /// What would be right.
+        accepted: String,
+    },
+}
+
+fn field(field: &str, problem: impl Into<String>, accepted: impl Into<String>) -> CaseError {
+    CaseError::Field { field: field.to_owned(), problem: problem.into(), accepted: accepted.into() }
+}
+
+/// Reads a question: `framework`, `framework_version`, `model`, `hardware`, `command`, `extra_env`, `model_facts`. Other fields are left alone.
+///
+/// # Errors
+/// See [`CaseError`].
+pub fn read(text: &str) -> Result<Question, CaseError> {
+    let value: Value = serde_json::from_str(text).map_err(|e| CaseError::Syntax {
+        line: e.line(),
+        column: e.column(),
+        problem: e.to_string().split(" at line").next().unwrap_or_default().to_owned(),
+    })?;
+    let Value::Object(root) = value else { return Err(field("the file", "is not an object", "a JSON object")) };
+    let command = string(&root, "command")?.ok_or_else(|| field("command", "is missing", "a launch command"))?;
+    let engine = engine(&root, &command)?;
+    let version = string(&root, "framework_version")?.unwrap_or_default();
+    Ok(Question {
+        engine,
+        version: Version::parse(engine, &version),
+        model: string(&root, "model")?.unwrap_or_default(),
+        hardware: hardware(&root)?,
+        command,
+        env: env(&root)?,
+        model_facts: facts(&root)?,
+    })
+}
+
+fn engine(root: &Map<String, Value>, command: &str) -> Result<Engine, CaseError> {
+    let accepted = "sglang, vllm, or a command that starts one of them";
+    match string(root, "framework")? {
+        Some(name) => match name.to_lowercase().split([' ', '-', '_', ':']).next() {
+            Some("sglang") => Ok(Engine::Sglang),
+            Some("vllm") => Ok(Engine::Vllm),
+            _ => Err(field("framework", format!("{name} is not modelled"), accepted)),
+        },
+        None => {
+            command::engine_of(command).ok_or_else(|| field("framework", "is missing, and the command starts no known engine", accepted))
+        }
+    }
+}
+
+fn string(object: &Map<String, Value>, name: &str) -> Result<Option<String>, CaseError> {
+    match object.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(Value::Number(n)) => Ok(Some(n.to_string())),
+        Some(other) => Err(field(name, format!("is {}", kind(other)), "a string")),
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn object<'a>(root: &'a Map<String, Value>, name: &str) -> Result<Option<&'a Map<String, Value>>, CaseError> {
+    match root.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(map)) => Ok(Some(map)),
+        Some(other) => Err(field(name, format!("is {}", kind(other)), "an object")),
+    }
+}
+
+fn hardware(root: &Map<String, Value>) -> Result<HardwareText, CaseError> {
+    let Some(map) = object(root, "hardware")? else { return Ok(HardwareText::default()) };
+    let count = match map.get("count") {
+        None | Some(Value::Null) => None,
+        Some(v) => Some(
+            v.as_u64()
+                .and_then(|n| u32::try_from(n).ok())
+                .filter(|n| (1..=100_000).contains(n))
+                .ok_or_else(|| field("hardware.count", format!("is {v}"), "1 to 100000"))?,
+        ),
+    };
+    let memory_gib = match map.get("memory_gib") {
+        None | Some(Value::Null) => None,
+        Some(v) => Some(
+            v.as_f64()
+                .filter(|n| n.is_finite() && (0.1..=100_000.0).contains(n))
+                .ok_or_else(|| field("hardware.memory_gib", format!("is {v}"), "a number of GiB"))?,
+        ),
+    };
+    let known = ["gpu", "count", "memory_gib", "interconnect", "cuda", "driver"];
+    Ok(HardwareText {
+        gpu: string(map, "gpu")?.unwrap_or_default(),
+        count,
+        memory_gib,
+        interconnect: string(map, "interconnect")?.unwrap_or_default(),
+        cuda: string(map, "cuda")?,
+        driver: string(map, "driver")?,
+        other: map.iter().filter(|(k, _)| !known.contains(&k.as_str())).map(|(k, v)| (k.clone(), v.clone())).collect(),
+    })
+}
+
+fn env(root: &Map<String, Value>) -> Result<BTreeMap<String, String>, CaseError> {
+    let name = if root.contains_key("extra_env") { "extra_env" } else { "environment" };
+    let Some(map) = object(root, name)? else { return Ok(BTreeMap::new()) };
+    let one = |(key, value): (&String, &Value)| match value {
+        Value::String(text) => Ok((key.clone(), text.clone())),
+        Value::Number(n) => Ok((key.clone(), n.to_string())),
+        Value::Bool(b) => Ok((key.clone(), if *b { "1" } else { "0" }.to_owned())),
+        other => Err(field(&format!("{name}.{key}"), format!("is {}", kind(other)), "a string")),
+    };
+    map.iter().map(one).collect()
+}
+
+fn facts(root: &Map<String, Value>) -> Result<BTreeMap<String, Value>, CaseError> {
+    Ok(object(root, "model_facts")?.map(|map| map.iter().map(|(k, v)| (k.clone(), v.clone())).collect()).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_name_the_place_and_what_is_accepted() {
+        let wrong = |text: &str| read(text).unwrap_err().to_string();
+        assert_eq!(wrong("{"), "line 1, column 1: EOF while parsing an object");
+        assert!(wrong("{\"command\": 1.5e3, \"framework\": \"x\"}").starts_with("`framework`: x is not modelled (accepted: sglang, vllm"));
+        assert!(wrong("{\"command\": \"vllm serve m\", \"hardware\": {\"count\": -1}}").starts_with("`hardware.count`: is -1"));
+        let q = read("{\"command\": \"vllm serve m\"}").unwrap();
+        assert!(q.engine == Engine::Vllm && q.version.assumed);
+    }
+}

@@ -1,0 +1,357 @@
+//! Launch commands as people paste them.
+
+mod nearest;
+mod words;
+
+pub(crate) use nearest::distance;
+pub use nearest::nearest;
+pub use words::{Unclosed, Word, split};
+
+use crate::flags::{self, Flag, Value};
+use crate::question::Engine;
+use crate::version::Version;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// A flag of the command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// Canonical name, or what was written where no table knows it.
+    pub name: String,
+    /// As written, without a value.
+    pub written: String,
+    /// Its value; several words of a list are joined by a space.
+    pub value: Option<String>,
+    /// Where flag and value stand in the paste.
+    pub span: Range<usize>,
+    /// Whether the tables know it, in whatever version.
+    pub known: bool,
+}
+
+/// A launch command.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Command {
+    /// The engine that the command starts, where it says so.
+    pub engine: Option<Engine>,
+    /// The tag of a container image of the engine.
+    pub image_tag: Option<String>,
+    /// Variables set in front of the command or for its container.
+    pub env: BTreeMap<String, String>,
+    /// The model: `--model`, `--model-path`, or vLLM's positional.
+    pub model: Option<String>,
+    /// Flags in order.
+    pub given: Vec<Given>,
+    /// Words such as `<MTP flags>` that stand for something.
+    pub placeholders: Vec<String>,
+    /// Words that belong to no flag.
+    pub stray: Vec<String>,
+}
+
+/// Why a command cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CommandError {
+    /// A quote is never closed.
+    #[error("the quote {mark} at byte {at} of the command is never closed")]
+    Unclosed {
+        /// The quote.
+        mark: char,
+        /// Where, in bytes.
+        at: usize,
+    },
+    /// Nothing in it starts an engine.
+    #[error(
+        "no engine is started in this command (accepted: python -m sglang.launch_server .., sglang serve .., vllm serve .., \
+         python -m vllm.entrypoints.openai.api_server .., a docker run of one of their images)"
+    )]
+    NoEngine,
+    /// More words than any honest command has.
+    #[error("the command has {0} words; at most 4096 are read")]
+    TooLong(usize),
+}
+
+/// Which engine a command starts, or none.
+pub fn engine_of(text: &str) -> Option<Engine> {
+    let words = split(text).ok()?;
+    find_start(&words).map(|start| start.engine)
+}
+
+/// Reads a command. `version` decides which abbreviations are unambiguous.
+///
+/// # Errors
+/// See [`CommandError`].
+pub fn parse(text: &str, version: &Version) -> Result<Command, CommandError> {
+    let words = split(text).map_err(|e| CommandError::Unclosed { mark: e.mark, at: e.at })?;
+    if words.len() > 4096 {
+        return Err(CommandError::TooLong(words.len()));
+    }
+    let start = find_start(&words).ok_or(CommandError::NoEngine)?;
+    let mut command = Command { engine: Some(start.engine), image_tag: start.tag, ..Command::default() };
+    variables(&words[..start.front], &mut command.env);
+    let end = words[start.arguments..].iter().position(|w| !w.quoted && ends_command(&w.text)).map_or(words.len(), |n| start.arguments + n);
+    Arguments { words: &words[start.arguments..end], at: 0, engine: start.engine, version, command: &mut command }.read();
+    Ok(command)
+}
+
+impl Command {
+    /// The last value given for a flag: as in argparse, the last one counts.
+    pub fn value(&self, name: &str) -> Option<&str> {
+        self.given.iter().rev().find(|g| g.name == name).map(|g| g.value.as_deref().unwrap_or("true"))
+    }
+    /// Whether a flag is given.
+    pub fn has(&self, name: &str) -> bool {
+        self.given.iter().any(|g| g.name == name)
+    }
+}
+
+struct Start {
+    engine: Engine,
+    /// Words before this one may set variables.
+    front: usize,
+    /// The first argument.
+    arguments: usize,
+    tag: Option<String>,
+}
+
+fn find_start(words: &[Word]) -> Option<Start> {
+    let text = |i: usize| words.get(i).map_or("", |w| w.text.as_str());
+    let mut image: Option<Start> = None;
+    for (i, word) in words.iter().enumerate() {
+        let name = word.text.rsplit('/').next().unwrap_or_default();
+        let start = |engine, skip| Start { engine, front: i, arguments: i + skip, tag: image_tag(words, i) };
+        match name {
+            "sglang.launch_server" | "launch_server.py" => return Some(start(Engine::Sglang, 1)),
+            "sglang" if text(i + 1) == "serve" => return Some(start(Engine::Sglang, 2)),
+            "vllm" if text(i + 1) == "serve" => return Some(start(Engine::Vllm, 2)),
+            _ if name.starts_with("vllm.entrypoints") => return Some(start(Engine::Vllm, 1)),
+            // The image's entry point is the server: what follows are its arguments.
+            _ if image.is_none() && name.starts_with("vllm-openai") => {
+                let tag = name.split_once(':').map(|(_, tag)| tag.to_owned());
+                image = Some(Start { engine: Engine::Vllm, front: i, arguments: i + 1, tag });
+            }
+            _ => {}
+        }
+    }
+    image
+}
+
+/// The tag of an engine's image among the words before `end`.
+fn image_tag(words: &[Word], end: usize) -> Option<String> {
+    words[..end].iter().find_map(|w| {
+        let (name, tag) = w.text.rsplit('/').next()?.split_once(':')?;
+        (name.starts_with("sglang") || name.starts_with("vllm")).then(|| tag.to_owned())
+    })
+}
+
+/// `NAME=value`, `-e NAME=value`, `--env=NAME=value`.
+fn variables(words: &[Word], env: &mut BTreeMap<String, String>) {
+    for word in words {
+        let text = word.text.trim_end_matches(';');
+        let text = text.strip_prefix("--env=").or_else(|| text.strip_prefix("-e")).unwrap_or(text);
+        let Some((name, value)) = text.split_once('=') else { continue };
+        let named = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+        if named && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+            env.insert(name.to_owned(), value.to_owned());
+        }
+    }
+}
+
+fn ends_command(word: &str) -> bool {
+    matches!(word, "|" | "||" | "&" | "&&" | ";" | "2>&1" | "&>" | "<") || word.starts_with('>') || word.starts_with("2>")
+}
+
+struct Arguments<'a> {
+    words: &'a [Word],
+    at: usize,
+    engine: Engine,
+    version: &'a Version,
+    command: &'a mut Command,
+}
+
+impl Arguments<'_> {
+    fn read(&mut self) {
+        while let Some(word) = self.words.get(self.at) {
+            self.at += 1;
+            if is_flag(word) {
+                self.flag(word.clone());
+            } else if word.text.starts_with('<') && !word.quoted {
+                // A placeholder in the model's place is the model as well.
+                self.command.placeholders.push(word.text.clone());
+                self.positional(&word.text.clone());
+            } else {
+                self.positional(&word.text.clone());
+            }
+        }
+        let named = match self.engine {
+            Engine::Sglang => self.command.value("--model-path"),
+            Engine::Vllm => self.command.value("--model"),
+        };
+        if let Some(model) = named.map(str::to_owned) {
+            self.command.model = Some(model);
+        }
+    }
+
+    fn positional(&mut self, text: &str) {
+        let takes_one = self.engine == Engine::Vllm && self.command.model.is_none() && !self.command.has("--model");
+        // vLLM's model comes first; a word behind flags is one as well, for there is no other positional.
+        if takes_one {
+            self.command.model = Some(text.to_owned());
+        } else if !text.starts_with('<') {
+            self.command.stray.push(text.to_owned());
+        }
+    }
+
+    fn flag(&mut self, word: Word) {
+        let (written, inline) = match word.text.split_once('=') {
+            Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+            None => (word.text.clone(), None),
+        };
+        let mut span = word.span.clone();
+        if let Some((name, path)) = dotted(self.engine, &written) {
+            let value = inline.or_else(|| self.values(Value::Text, &mut span)).unwrap_or_else(|| "true".to_owned());
+            self.nested(name, &path, &value, written, span);
+            return;
+        }
+        let (flag, rest) = self.lookup(&written);
+        let value = match (flag.map(|f| f.value), rest.or(inline)) {
+            (_, Some(value)) => Some(value),
+            (Some(Value::Switch), None) => None,
+            (value, None) => self.values(value.unwrap_or(Value::List), &mut span),
+        };
+        if let Some(text) = value.as_ref().filter(|v| v.starts_with('<') && v.ends_with('>')) {
+            self.command.placeholders.push(text.clone());
+        }
+        let name = flag.map_or_else(|| written.clone(), |f| f.name.to_owned());
+        self.command.given.push(Given { name, written, value, span, known: flag.is_some() });
+    }
+
+    /// The flag, and a value that is glued to it (`-O3`, `-tp8` is none).
+    fn lookup(&self, written: &str) -> (Option<&'static Flag>, Option<String>) {
+        if let Some(flag) = flags::find(self.engine, written) {
+            return (Some(flag), None);
+        }
+        if let Some(level) = written.strip_prefix("-O").filter(|l| !l.is_empty() && self.engine == Engine::Vllm) {
+            return (flags::find(self.engine, "-O"), Some(level.trim_start_matches('.').to_owned()));
+        }
+        // `--no-flag` switches off what argparse's boolean actions switch on.
+        let positive = written.strip_prefix("--no-").and_then(|name| flags::find(self.engine, &format!("--{name}")));
+        if let Some(flag) = positive.filter(|f| f.value == Value::Switch) {
+            return (Some(flag), Some("false".to_owned()));
+        }
+        match flags::beginning_with(self.engine, written, self.version)[..] {
+            [flag] if written.len() > 4 => (Some(flag), None),
+            _ => (None, None),
+        }
+    }
+
+    /// Words that follow a flag as its value.
+    fn values(&mut self, value: Value, span: &mut Range<usize>) -> Option<String> {
+        let mut out: Vec<String> = Vec::new();
+        while let Some(word) = self.words.get(self.at).filter(|w| !is_flag(w)) {
+            out.push(word.text.clone());
+            span.end = word.span.end;
+            self.at += 1;
+            if value != Value::List {
+                break;
+            }
+        }
+        (!out.is_empty()).then(|| out.join(" "))
+    }
+
+    /// `--compilation-config.mode 3` sets a field of a JSON value.
+    fn nested(&mut self, name: &'static str, path: &[String], value: &str, written: String, span: Range<usize>) {
+        let parsed = serde_json::from_str(&value.to_lowercase()).unwrap_or_else(|_| serde_json::Value::String(value.to_owned()));
+        let leaf = path.iter().rev().fold(parsed, |inner, key| serde_json::json!({ (key.as_str()): inner }));
+        let old = self.command.given.iter().position(|g| g.name == name);
+        let mut base = old
+            .and_then(|i| self.command.given[i].value.as_deref())
+            .and_then(|v| serde_json::from_str(v).ok())
+            .unwrap_or_else(|| serde_json::json!({}));
+        merge(&mut base, leaf);
+        match old {
+            Some(i) => self.command.given[i].value = Some(base.to_string()),
+            None => self.command.given.push(Given { name: name.to_owned(), written, value: Some(base.to_string()), span, known: true }),
+        }
+    }
+}
+
+fn merge(base: &mut serde_json::Value, leaf: serde_json::Value) {
+    match (base, leaf) {
+        (serde_json::Value::Object(base), serde_json::Value::Object(leaf)) => {
+            for (key, value) in leaf {
+                merge(base.entry(key).or_insert(serde_json::Value::Null), value);
+            }
+        }
+        (base, leaf) => *base = leaf,
+    }
+}
+
+/// `--attention_config.use_fp4_indexer_cache`: the JSON flag and the path in its value.
+fn dotted(engine: Engine, written: &str) -> Option<(&'static str, Vec<String>)> {
+    let (name, path) = written.split_once('.').filter(|(name, _)| name.starts_with('-'))?;
+    let flag = flags::find(engine, name).filter(|f| f.value == Value::Json)?;
+    Some((flag.name, path.split('.').map(str::to_owned).collect()))
+}
+
+/// A flag begins with a dash and is not a negative number.
+fn is_flag(word: &Word) -> bool {
+    word.text.len() > 1 && word.text.starts_with('-') && !word.text[1..].starts_with(|c: char| c.is_ascii_digit() || c == '.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Command {
+        let engine = engine_of(text).unwrap();
+        parse(text, &Version::newest(engine)).unwrap()
+    }
+
+    #[test]
+    fn aliases_abbreviations_and_glued_values_mean_the_same() {
+        let a = of("python -m sglang.launch_server --model m --tp 8 --speculative-algo EAGLE --mem_fraction_static=0.9");
+        assert_eq!(a.model.as_deref(), Some("m"));
+        assert_eq!(a.value("--tp-size"), Some("8"));
+        assert_eq!(a.value("--speculative-algorithm"), Some("EAGLE"));
+        assert_eq!(a.value("--mem-fraction-static"), Some("0.9"));
+        let b = of("vllm serve m -dp=8 -tp 2 -O3 --max-model-len -1 --enable-expert-parallel");
+        assert_eq!((b.value("--data-parallel-size"), b.value("--tensor-parallel-size")), (Some("8"), Some("2")));
+        assert_eq!((b.value("--compilation-config"), b.value("--max-model-len")), (Some("3"), Some("-1")));
+        assert_eq!(b.value("--enable-expert-parallel"), Some("true"));
+    }
+
+    #[test]
+    fn dotted_flags_are_fields_of_json_values() {
+        let c = of(
+            "vllm serve m --attention_config.use_fp4_indexer_cache=True --speculative-config {\"method\":\"mtp\"} --speculative-config.num_speculative_tokens 2",
+        );
+        assert_eq!(c.value("--attention-config"), Some("{\"use_fp4_indexer_cache\":true}"));
+        assert_eq!(c.value("--speculative-config"), Some("{\"method\":\"mtp\",\"num_speculative_tokens\":2}"));
+    }
+
+    #[test]
+    fn containers_and_environments_are_read() {
+        let c = of(
+            "docker run --gpus all -e NCCL_P2P_DISABLE=1 --env A=b lmsysorg/sglang:v0.5.9 \\\n python3 -m sglang.launch_server --model-path x --port 1 2>&1 | tee log",
+        );
+        assert_eq!(c.image_tag.as_deref(), Some("v0.5.9"));
+        assert_eq!(c.env.get("NCCL_P2P_DISABLE").map(String::as_str), Some("1"));
+        assert_eq!(c.env.get("A").map(String::as_str), Some("b"));
+        assert!(c.stray.is_empty(), "{:?}", c.stray);
+        let v = of("docker run --rm vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-30B-A3B -tp 2");
+        assert_eq!(
+            (v.engine, v.model.as_deref(), v.image_tag.as_deref()),
+            (Some(Engine::Vllm), Some("Qwen/Qwen3-30B-A3B"), Some("v0.11.0"))
+        );
+        let e = of("CUDA_VISIBLE_DEVICES=0,1 vllm serve m");
+        assert_eq!(e.env.get("CUDA_VISIBLE_DEVICES").map(String::as_str), Some("0,1"));
+        assert_eq!(parse("ls -l", &Version::newest(Engine::Vllm)), Err(CommandError::NoEngine));
+    }
+
+    #[test]
+    fn unknown_flags_keep_their_name_and_value() {
+        let c = of("vllm serve m --tensor-paralel-size 8 --x");
+        assert_eq!(c.given[0].name, "--tensor-paralel-size");
+        assert!(!c.given[0].known && c.given[0].value.as_deref() == Some("8"));
+        assert_eq!(nearest(Engine::Vllm, "--tensor-paralel-size"), ["--tensor-parallel-size"]);
+    }
+}

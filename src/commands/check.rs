@@ -1,0 +1,145 @@
+//! `moetwin check`.
+
+use crate::error::{Failure, InputError, Outcome};
+use crate::output;
+use crate::report::{check_json, check_text};
+use crate::resolve::read_text;
+use clap::Args;
+use moetwin::engines::question::{HardwareText, Question};
+use moetwin::engines::verdict::{self, Answer, CheckError, Starts};
+use moetwin::engines::{Version, case, command};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Arguments of `moetwin check`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  moetwin check --gpu 'RTX PRO 6000 Blackwell' --gpus 8 --interconnect PCIe --engine-version 0.5.9 -- \\
+      python -m sglang.launch_server --model-path moonshotai/Kimi-K2.5 --tp 8 --ep 8 --moe-a2a-backend flashinfer
+  moetwin check --gpu H200 --gpus 8 -- vllm serve Qwen/Qwen3-235B-A22B-FP8 -tp 8
+  moetwin check --from question.json --json
+
+Exit code 1 means that it is predicted not to start, to hang, or to fail in service; a degraded launch still is 0.")]
+pub(crate) struct CheckArgs {
+    /// Read the whole question from a file
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "command",
+        long_help = "\
+Read the whole question from a JSON file: framework, framework_version, model, hardware {gpu, count, memory_gib, interconnect, cuda, driver}, command, \
+extra_env, model_facts"
+    )]
+    from: Option<PathBuf>,
+    /// Version of the engine [default: the newest known]
+    #[arg(long, value_name = "V")]
+    engine_version: Option<String>,
+    /// The GPU, for example 'RTX PRO 6000 Blackwell' or H200
+    #[arg(long, value_name = "NAME")]
+    gpu: Option<String>,
+    /// GPUs, all hosts together
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    gpus: Option<u32>,
+    /// Links between the GPUs, in words
+    #[arg(long, value_name = "WORDS")]
+    interconnect: Option<String>,
+    /// CUDA version
+    #[arg(long, value_name = "V")]
+    cuda: Option<String>,
+    /// Driver version
+    #[arg(long, value_name = "V")]
+    driver: Option<String>,
+    /// A variable of the environment, NAME=VALUE; may be repeated
+    #[arg(long, value_name = "NAME=VALUE")]
+    env: Vec<String>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+    /// The launch command
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// Answers and prints.
+pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
+    let question = question(args)?;
+    let answer = verdict::check(&question).map_err(|e| match e {
+        CheckError::Command(e) => Failure::from(InputError::new("COMMAND", e.to_string())),
+        CheckError::Table(e) => Failure::Running(format!("a start-up table is faulty, a defect of moetwin: {e}")),
+    })?;
+    if args.json {
+        output::answer_json(&check_json::json(&answer))?;
+    } else {
+        output::answer(&check_text::text(&question, &answer))?;
+    }
+    Ok(outcome(&answer))
+}
+
+fn outcome(answer: &Answer) -> Outcome {
+    match answer.starts {
+        Starts::Yes | Starts::Degraded => Outcome::Yes,
+        Starts::No | Starts::Hang | Starts::ServeFails => Outcome::No,
+    }
+}
+
+fn question(args: &CheckArgs) -> Result<Question, Failure> {
+    let mut question = match &args.from {
+        Some(path) => {
+            let name = path.to_string_lossy().into_owned();
+            let text = read_text("--from", &name, path)?;
+            case::read(&text).map_err(|e| Failure::from(InputError::new("--from", e.to_string()).value(name)))?
+        }
+        None => pasted(args)?,
+    };
+    if let Some(version) = &args.engine_version {
+        question.version = Version::parse(question.engine, version);
+    }
+    let hardware = &mut question.hardware;
+    hardware.count = args.gpus.or(hardware.count);
+    for (given, field) in [(&args.gpu, &mut hardware.gpu), (&args.interconnect, &mut hardware.interconnect)] {
+        if let Some(text) = given {
+            field.clone_from(text);
+        }
+    }
+    hardware.cuda = args.cuda.clone().or(hardware.cuda.take());
+    hardware.driver = args.driver.clone().or(hardware.driver.take());
+    for pair in &args.env {
+        let Some((name, value)) = pair.split_once('=') else {
+            return Err(InputError::new("--env", "is not NAME=VALUE").value(pair).accepted(["NAME=VALUE"]).into());
+        };
+        question.env.insert(name.to_owned(), value.to_owned());
+    }
+    Ok(question)
+}
+
+fn pasted(args: &CheckArgs) -> Result<Question, Failure> {
+    if args.command.is_empty() {
+        return Err(InputError::new("COMMAND", "is missing").accepted(["-- and a launch command", "--from FILE"]).into());
+    }
+    // One argument is a whole paste, as in quotes; several were split by the shell already.
+    let text = match args.command.as_slice() {
+        [whole] => whole.clone(),
+        words => words.iter().map(|w| quoted(w)).collect::<Vec<_>>().join(" "),
+    };
+    let Some(engine) = command::engine_of(&text) else {
+        let accepted =
+            ["python -m sglang.launch_server ..", "sglang serve ..", "vllm serve ..", "python -m vllm.entrypoints.openai.api_server .."];
+        return Err(InputError::new("COMMAND", "starts neither SGLang nor vLLM").accepted(accepted).into());
+    };
+    Ok(Question {
+        engine,
+        version: Version::newest(engine),
+        model: String::new(),
+        hardware: HardwareText::default(),
+        command: text,
+        env: BTreeMap::new(),
+        model_facts: BTreeMap::new(),
+    })
+}
+
+/// A word as a shell would need it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "-_=./:,+@%<>".contains(c);
+    if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+}

@@ -1,0 +1,93 @@
+//! What `check` prints for people.
+
+use moetwin::engines::command::{self, Command};
+use moetwin::engines::question::Question;
+use moetwin::engines::verdict::{Answer, Starts};
+use std::fmt::Write as _;
+
+/// The report.
+pub(crate) fn text(question: &Question, answer: &Answer) -> String {
+    let mut out = String::new();
+    let verdict = match answer.starts {
+        Starts::Yes => "starts",
+        Starts::No => "does not start",
+        Starts::Hang => "may hang",
+        Starts::ServeFails => "starts, and fails in service",
+        Starts::Degraded => "serves, degraded",
+    };
+    let _ = writeln!(out, "{} {}: {verdict}", question.engine.title(), question.version.text);
+    if !answer.invariant.is_empty() {
+        let _ = writeln!(out, "  {} at {} ({})", answer.kind.name(), answer.phase.name(), answer.invariant);
+    }
+    let _ = writeln!(out, "  {}\n", answer.message);
+    if let Ok(command) = command::parse(&question.command, &question.version) {
+        out.push_str(&marked(&question.command, &command, &answer.arguments));
+    }
+    list(&mut out, "How it comes to that", &answer.story, true);
+    let behind: Vec<String> = answer.next.iter().map(|n| format!("{} at {}: {}", n.kind.name(), n.phase.name(), n.message)).collect();
+    list(&mut out, "Behind it, if that were mended", &behind, true);
+    if !answer.numbers.is_empty() {
+        let width = answer.numbers.keys().map(String::len).max().unwrap_or(0);
+        out.push_str("Figures\n");
+        for (name, value) in &answer.numbers {
+            let _ = writeln!(out, "  {name:width$}  {}", figure(*value));
+        }
+        out.push('\n');
+    }
+    let fixes: Vec<String> = answer.fixes.iter().map(|f| format!("{}{}", f.text, fixed(f.verified, f.then))).collect();
+    list(&mut out, "What would remove it", &fixes, false);
+    list(&mut out, "Worth knowing", &answer.notes, false);
+    list(&mut out, "Assumed", &answer.assumptions, false);
+    if !answer.source.is_empty() {
+        let _ = writeln!(out, "Rule from: {}", answer.source);
+    }
+    let _ = writeln!(out, "Start-up searched: {} states", answer.states);
+    out
+}
+
+fn fixed(verified: bool, then: Option<Starts>) -> &'static str {
+    match (verified, then) {
+        (false, _) => "  (not checked)",
+        (true, Some(Starts::Yes)) => "  (checked: then it starts)",
+        (true, Some(Starts::Degraded)) => "  (checked: then it serves, degraded)",
+        (true, _) => "  (checked: removes this fault, not those behind it)",
+    }
+}
+
+fn figure(value: f64) -> String {
+    if value.fract() == 0.0 && value.abs() < 1e15 { format!("{value:.0}") } else { format!("{value:.4}") }
+}
+
+fn list(out: &mut String, title: &str, items: &[String], numbered: bool) {
+    if items.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "{title}");
+    for (i, item) in items.iter().enumerate() {
+        let _ = if numbered { writeln!(out, "  {}. {item}", i + 1) } else { writeln!(out, "  - {item}") };
+    }
+    out.push('\n');
+}
+
+/// The command, line by line, with carets under the arguments that the fault is about.
+fn marked(text: &str, command: &Command, arguments: &[String]) -> String {
+    let spans: Vec<std::ops::Range<usize>> =
+        command.given.iter().filter(|g| arguments.iter().any(|a| *a == g.written || *a == g.name)).map(|g| g.span.clone()).collect();
+    let mut out = String::new();
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        let shown: String = line.trim_end_matches(['\n', '\r']).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let _ = writeln!(out, "  {shown}");
+        let mut carets = String::new();
+        for (i, c) in line.char_indices().filter(|(_, c)| !matches!(c, '\n' | '\r')) {
+            let inside = spans.iter().any(|s| s.contains(&(at + i))) && !(c == '\\' || c.is_whitespace() && line[i..].trim().is_empty());
+            carets.push(if inside { '^' } else { ' ' });
+        }
+        if carets.contains('^') {
+            let _ = writeln!(out, "  {}", carets.trim_end());
+        }
+        at += line.len();
+    }
+    out.push('\n');
+    out
+}
