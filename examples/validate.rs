@@ -1,9 +1,13 @@
-//! Predicted beside measured: `cargo run --release --example validate -- [--rows] [--engine] [--filter TEXT] [FILE.csv...]`.
+//! Predicted beside measured: `cargo run --release --example validate -- [--rows] [--engine] [--prefills] [--filter TEXT] [FILE.csv...]`.
 //!
 //! Reads measured decode speeds (without files, those of `tests/data`), turns each row into the flags of `moetwin sim`, and runs the
 //! `moetwin` beside this program as anybody would. Prints the mean error of every group, and beside it that of a plain curve fitted to
 //! the very rows it is judged by: `time = a + b x sequences + c x sequences x context`, least squares of the relative error. Nothing of
 //! these rows is in the simulator. `--rows` prints every row, `--engine` names the engine of a row to the simulator where it has it.
+//!
+//! What `sim` predicts is a step without prompts. Where the measurement was of requests that come and go, each token also waits for the
+//! prompts of the others: in the time of one request's output, every other stream starts one. `--prefills` adds that share of a predicted
+//! prefill to rows that state lengths.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -23,6 +27,8 @@ struct Case {
     flags: Vec<String>,
     sequences: f64,
     context: f64,
+    /// Tokens of prompt, and prompts that a token waits for.
+    prompts: Option<(u32, f64)>,
     measured_ms: f64,
 }
 
@@ -31,6 +37,7 @@ struct Case {
 struct Options {
     rows: bool,
     engine: bool,
+    prefills: bool,
     filter: Option<String>,
     files: Vec<PathBuf>,
 }
@@ -54,12 +61,13 @@ fn main() -> Result<(), Failure> {
     cases.iter().for_each(|c| groups.entry(&c.group).or_default().push(c));
     let mut out = std::io::stdout().lock();
     writeln!(out, "{:58} {:>4} {:>8} {:>8} {:>8}", "group", "rows", "error", "bias", "curve")?;
+    let mut prefills = BTreeMap::new();
     let (mut all, mut all_curve, mut without) = (Vec::new(), Vec::new(), 0);
     for (group, cases) in groups {
         let mut errors = Vec::new();
         let mut answered = Vec::new();
         for case in cases {
-            match predict(&case.flags)? {
+            match time_of(case, options.prefills, &mut prefills)? {
                 Some(ms) => {
                     let error = ms / case.measured_ms - 1.0;
                     if options.rows {
@@ -108,9 +116,10 @@ fn options() -> Result<Options, Failure> {
         match word.as_str() {
             "--rows" => options.rows = true,
             "--engine" => options.engine = true,
+            "--prefills" => options.prefills = true,
             "--filter" => options.filter = Some(words.next().ok_or("--filter takes a part of a group's name")?),
             other if other.starts_with("--") => {
-                return Err(format!("{other}: accepted are --rows, --engine, --filter TEXT and files").into());
+                return Err(format!("{other}: accepted are --rows, --engine, --prefills, --filter TEXT and files").into());
             }
             file => options.files.push(PathBuf::from(file)),
         }
@@ -129,6 +138,25 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 
 fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
+}
+
+/// Milliseconds of a token: the step, and the prompts it waits for if those are asked for. Prefills that are known are in `known`.
+fn time_of(case: &Case, prefills: bool, known: &mut BTreeMap<Vec<String>, f64>) -> Result<Option<f64>, Failure> {
+    let step = predict(&case.flags)?;
+    let (Some(step), Some((prompt, share)), true) = (step, case.prompts, prefills) else { return Ok(step) };
+    let mut flags = case.flags.clone();
+    for (flag, value) in [("--batch", "1".to_owned()), ("--context", prompt.to_string())] {
+        if let Some(at) = flags.iter().position(|f| f == flag) {
+            flags[at + 1] = value;
+        }
+    }
+    flags.extend(words(&["--phase", "prefill"]));
+    if !known.contains_key(&flags) {
+        // A prefill's rate is in tokens: `predict` takes its one sequence for one.
+        let Some(ms) = predict(&flags)? else { return Ok(Some(step)) };
+        known.insert(flags.clone(), ms * f64::from(prompt));
+    }
+    Ok(Some(step + share * known[&flags]))
 }
 
 /// Milliseconds of a step as `moetwin sim` says; where not all sequences fit, the time in which as many tokens leave. `None` where it has
@@ -184,6 +212,7 @@ fn pcie(row: &Record, name_engine: bool) -> Option<Case> {
         flags,
         sequences: f64::from(sequences),
         context: f64::from(context),
+        prompts: None,
         measured_ms: f64::from(sequences) * 1e3 / speed,
     })
 }
@@ -204,7 +233,7 @@ fn silicon(row: &Record, name_engine: bool) -> Option<Case> {
     let machine = ["h100", "h200", "b200", "b300"].into_iter().find(|m| get("system") == format!("{m}_sxm"))?;
     let model = silicon_model(get("model_path"), get("precision"))?;
     let (gpus, ep, sequences) = (number("n_gpus")?, number("moe_ep_size")?, number("concurrency")?);
-    if gpus > 8 || ep > gpus || sequences > 64 || number("attention_dp_size")? != 1 {
+    if gpus > 8 || ep > gpus || sequences == 0 || sequences > 64 || number("attention_dp_size")? != 1 {
         return None;
     }
     let (input, output) = (number("isl")?, number("osl")?);
@@ -225,6 +254,7 @@ fn silicon(row: &Record, name_engine: bool) -> Option<Case> {
         flags,
         sequences: f64::from(sequences),
         context: f64::from(context),
+        prompts: Some((input, f64::from(sequences - 1) / f64::from(output.max(1)))),
         measured_ms: get("silicon_tpot_ms").parse().ok()?,
     })
 }

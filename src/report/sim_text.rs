@@ -114,7 +114,7 @@ fn verdict(p: &Prediction) -> String {
             let (speed, step) = (served.tokens_per_s(&p.scenario), served.step_ms(&p.scenario));
             let _ = writeln!(out, "Speed   {speed:.1} tok/s, {step:.2} ms a step{queued}");
             if served.speculated.is_none() {
-                let u = &b.uncertainty;
+                let u = &served.breakdown.uncertainty;
                 let _ = writeln!(out, "        {:.2} to {:.2} ms with the errors of its parts (eight in ten)", u.low_ms, u.high_ms);
             }
         }

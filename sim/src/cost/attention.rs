@@ -176,13 +176,20 @@ impl AttentionTimes {
         }
         (weights > 0.0).then(|| (sum / weights, fit))
     }
-    /// Relative error of each point when its whole line is left out and lies between others.
+    /// Relative error of each point that lies between others when it is left out. Decode kernels change their split of the context along a
+    /// line, and what the lines around say of a point is closer than what its own says; prompts are the other way round.
     pub(super) fn leave_one_out(&self) -> Vec<f64> {
         let mut errors = Vec::new();
         for line in &self.grid {
-            for &(x, ln_ratio) in line.curve.points() {
-                let others = self.ratio_without(Some((line.heads, line.batch)), line.heads as f64, line.batch as f64, x);
-                if let Some((ratio, Fit::Exact | Fit::Inside)) = others {
+            let points = line.curve.points();
+            for (i, &(x, ln_ratio)) in points.iter().enumerate() {
+                let said = if self.family == Family::MlaPrefill {
+                    let others = points.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, p)| *p).collect();
+                    RatioCurve::new(others).at(x).map(|r| (r.ln_ratio, r.fit))
+                } else {
+                    self.ratio_without(Some((line.heads, line.batch)), line.heads as f64, line.batch as f64, x)
+                };
+                if let Some((ratio, Fit::Exact | Fit::Inside)) = said {
                     errors.push((libm::exp(ratio - ln_ratio) - 1.0).abs());
                 }
             }

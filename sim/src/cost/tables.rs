@@ -9,7 +9,7 @@ use super::left_out::left_out_error;
 use super::query::{CacheType, Query};
 use super::rates::{Element, GpuRates};
 use super::table::{Family, Table};
-use super::{CostTable, Estimate};
+use super::{CostTable, Estimate, ExpertsShape};
 use std::cell::RefCell;
 
 /// Tables that apply to one GPU.
@@ -144,16 +144,7 @@ impl SetTables {
                 }
                 Some(found)
             }
-            Query::Experts(shape, element) => {
-                let own = parsed.experts(source, element).and_then(|t| t.estimate(shape));
-                // Weights in mxfp4 are also multiplied with activations in mxfp8, where that is faster.
-                let narrow = (element == Element::Mxfp4).then(|| parsed.experts(source, Element::Mxfp4Mxfp8)).flatten();
-                let narrow = narrow.and_then(|t| t.estimate(shape));
-                match (own, narrow) {
-                    (Some(own), Some(narrow)) => Some(if narrow.us < own.us { narrow } else { own }),
-                    (own, narrow) => own.or(narrow),
-                }
-            }
+            Query::Experts(shape, element) => parsed.experts(source, element)?.estimate(shape),
             Query::MlaDecode(shape, cache) => {
                 let key = |family| AttentionKey { family, geometry: Geometry::MLA_DECODE, cache };
                 if let Some(times) = parsed.attention(source, key(Family::MlaDecode)) {
@@ -172,6 +163,19 @@ impl SetTables {
                 let times = parsed.attention(source, key)?;
                 if exact { times.estimate(shape) } else { times.estimate_for(gqa.geometry(), shape) }
             }
+        }
+    }
+}
+
+impl KernelTables {
+    /// Weights in mxfp4 may also be multiplied with activations in mxfp8, which every engine offers on GPUs that have the kernel, whoever
+    /// measured it: the faster of the two.
+    fn narrow_experts(&self, shape: ExpertsShape, wide: Option<Estimate>) -> Option<Estimate> {
+        let query = Query::Experts(shape, Element::Mxfp4Mxfp8);
+        let narrow = self.sets.iter().enumerate().find_map(|(set, s)| s.estimate(&query).map(|e| Estimate { set, ..e }));
+        match (wide, narrow) {
+            (Some(wide), Some(narrow)) => Some(if narrow.us < wide.us { narrow } else { wide }),
+            (wide, narrow) => wide.or(narrow),
         }
     }
 }
@@ -195,6 +199,9 @@ impl CostTable for KernelTables {
                 break;
             }
             from += alike;
+        }
+        if let Query::Experts(shape, Element::Mxfp4) = *query {
+            best = self.narrow_experts(shape, best);
         }
         let mut best = best?;
         let source = &self.sets[best.set].source;
