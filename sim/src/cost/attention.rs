@@ -176,6 +176,18 @@ impl AttentionTimes {
         }
         (weights > 0.0).then(|| (sum / weights, fit))
     }
+    /// What the lines around say of a line at `x`: the mean of those of other batches and those of other heads, where both lie around it.
+    fn said_by_others(&self, line: &Line, x: f64) -> Option<(f64, Fit)> {
+        let (batches, fit) = self.ratio_without(Some((line.heads, line.batch)), line.heads as f64, line.batch as f64, x)?;
+        let column: Vec<&Line> = self.grid.iter().filter(|l| l.batch == line.batch && l.heads != line.heads).collect();
+        let heads: Vec<u64> = column.iter().map(|l| l.heads).collect();
+        let (corners, head_fit) = bracket(&heads, line.heads as f64);
+        let readings: Vec<_> =
+            corners.iter().filter_map(|(h, w)| column.iter().find(|l| l.heads == *h)?.curve.at(x).map(|r| (r, *w))).collect();
+        let inside = head_fit != Fit::Outside && readings.len() == corners.len() && readings.iter().all(|(r, _)| r.fit != Fit::Outside);
+        let across: f64 = readings.iter().map(|(r, w)| w * r.ln_ratio).sum();
+        Some((if inside { (batches + across) / 2.0 } else { batches }, fit))
+    }
     /// Relative error of each point that lies between others when it is left out. Decode kernels change their split of the context along a
     /// line, and what the lines around say of a point is closer than what its own says; prompts are the other way round.
     pub(super) fn leave_one_out(&self) -> Vec<f64> {
@@ -187,7 +199,7 @@ impl AttentionTimes {
                     let others = points.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, p)| *p).collect();
                     RatioCurve::new(others).at(x).map(|r| (r.ln_ratio, r.fit))
                 } else {
-                    self.ratio_without(Some((line.heads, line.batch)), line.heads as f64, line.batch as f64, x)
+                    self.said_by_others(line, x)
                 };
                 if let Some((ratio, Fit::Exact | Fit::Inside)) = said {
                     errors.push((libm::exp(ratio - ln_ratio) - 1.0).abs());

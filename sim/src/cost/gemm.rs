@@ -117,7 +117,7 @@ impl GemmTimes {
     /// By how much a curve lies above the plane of the others at `m` rows, from its points on both sides; one point may be left out.
     fn own_deviation(&self, own: &Shape, m: f64, left_out: Option<f64>, take: &impl Fn(&Shape) -> bool) -> Option<f64> {
         let points = own.curve.points().iter().filter(|p| Some(p.0) != left_out);
-        let low = points.clone().filter(|p| p.0 <= m).last();
+        let low = points.clone().rfind(|p| p.0 <= m);
         let high = points.clone().find(|p| p.0 >= m);
         let deviation = |&(at, ratio): &(f64, f64)| {
             let shape = GemmShape { m: at as u64, n: own.n, k: own.k };

@@ -82,12 +82,15 @@ pub fn import_csv(text: &str, gpu: &str, implementation: &str, family: Family) -
     Ok(Table { gpu: gpu.to_owned(), implementation: implementation.to_owned(), family, curves })
 }
 
+/// Times of one key by x.
+type Points = BTreeMap<u64, Vec<f64>>;
+
 /// Rows by key and x.
-type Rows = BTreeMap<Vec<KeyPart>, BTreeMap<u64, Vec<f64>>>;
+type Rows = BTreeMap<Vec<KeyPart>, Points>;
 
 /// Engines take one kernel for few rows and another for many. Curves that differ in the kernel only and have no x in common are one.
 fn one_kernel(curves: Rows) -> Rows {
-    let mut groups: BTreeMap<Vec<KeyPart>, Vec<(KeyPart, BTreeMap<u64, Vec<f64>>)>> = BTreeMap::new();
+    let mut groups: BTreeMap<Vec<KeyPart>, Vec<(KeyPart, Points)>> = BTreeMap::new();
     for (key, points) in curves {
         if let [kernel, rest @ ..] = &key[..] {
             groups.entry(rest.to_vec()).or_default().push((kernel.clone(), points));
@@ -95,7 +98,7 @@ fn one_kernel(curves: Rows) -> Rows {
     }
     let mut out = Rows::new();
     for (rest, curves) in groups {
-        let mut all: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+        let mut all = Points::new();
         let apart = curves.iter().all(|(_, points)| points.iter().all(|(x, times)| all.insert(*x, times.clone()).is_none()));
         let with = |kernel: KeyPart| std::iter::once(kernel).chain(rest.iter().cloned()).collect::<Vec<_>>();
         if apart {
@@ -114,7 +117,7 @@ const HOST_BOUND_US: f64 = 40.0;
 
 /// Leaves out the element types of a GEMM table whose rows time the host.
 fn launched_from_the_device(family: Family, mut curves: Rows) -> Rows {
-    let fastest = |points: &BTreeMap<u64, Vec<f64>>| points.values().flatten().copied().fold(f64::INFINITY, f64::min);
+    let fastest = |points: &Points| points.values().flatten().copied().fold(f64::INFINITY, f64::min);
     let mut by_element: BTreeMap<KeyPart, f64> = BTreeMap::new();
     for (key, points) in &curves {
         let least = by_element.entry(key[1].clone()).or_insert(f64::INFINITY);
