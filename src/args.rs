@@ -3,6 +3,7 @@
 use crate::error::{Failure, InputError};
 use clap::{Args, ValueEnum};
 use moetwin::models::{AllToAll, DType, Deployment, ModelSpec, Phase, Step};
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -157,6 +158,11 @@ fn ranks() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=4096)
 }
 
+/// A value as the command line takes it.
+pub(crate) fn word(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
+}
+
 /// On or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Switch {
@@ -272,6 +278,16 @@ pub(crate) enum Speculation {
     Eagle3(u32),
     /// The model's own multi-token-prediction layers with this many drafted tokens.
     Mtp(u32),
+}
+
+impl fmt::Display for Speculation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Speculation::None => f.write_str("none"),
+            Speculation::Eagle3(n) => write!(f, "eagle3:{n}"),
+            Speculation::Mtp(n) => write!(f, "mtp:{n}"),
+        }
+    }
 }
 
 impl FromStr for Speculation {

@@ -13,6 +13,7 @@ mod report;
 mod resolve;
 mod scenario;
 mod speculation;
+mod sweep;
 mod table;
 
 use clap::Parser;

@@ -14,7 +14,7 @@ const CONFIG: &str = "config.json";
 const QUANTIZATION: &str = "hf_quant_config.json";
 
 /// A model, and where its weights would be.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Model {
     /// What the configuration says.
     pub(crate) spec: ModelSpec,
@@ -23,7 +23,7 @@ pub(crate) struct Model {
 }
 
 /// Where weights and tokenizer are.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Place {
     /// Nowhere: it is a configuration only.
     Nowhere,

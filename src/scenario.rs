@@ -49,6 +49,10 @@ impl Scenario {
         refuse_later_flags(args)?;
         let machine = resolve::machine("--machine", args.machine.as_deref().unwrap_or(DEFAULT_MACHINE))?;
         let model = resolve::model("--model", args.model.as_deref().unwrap_or(DEFAULT_MODEL))?;
+        Self::of(args, machine, model)
+    }
+    /// The same with machine and model at hand.
+    pub(crate) fn of(args: &DeploymentArgs, machine: Machine, model: Model) -> Result<Self, Failure> {
         let gpus = u32::try_from(machine.gpu_count()).unwrap_or(u32::MAX);
         let deployment = args.deployment(gpus)?;
         if deployment.ranks() > gpus {
