@@ -66,7 +66,7 @@ pub(crate) struct CollectiveArgs {
     #[arg(long, value_name = "MODE", default_value = "detected", value_parser = named(GraphMode::ALL, GraphMode::name))]
     nccl_graph: GraphMode,
     /// When each rank arrives, in microseconds; what the last one costs is reported apart
-    #[arg(long, value_name = "US,US,..", value_delimiter = ',', value_parser = microseconds)]
+    #[arg(long, value_name = "US,US,..", value_delimiter = ',', value_parser = microseconds, allow_hyphen_values = true)]
     skew: Vec<Duration>,
     /// Say in words what bounds this size and why it is done this way
     #[arg(long, value_name = "SIZE", value_parser = size)]

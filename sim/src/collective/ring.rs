@@ -36,7 +36,7 @@ pub(super) fn orders(network: &Network<'_>, ranks: &[usize]) -> Result<Vec<Vec<u
     for &rank in ranks {
         keys.push(network.place(rank)?);
     }
-    order.sort_by(|&a, &b| keys[a].cmp(&keys[b]).then(ranks[a].cmp(&ranks[b])));
+    order.sort_by(|&a, &b| keys[a].cmp(&keys[b]).then(a.cmp(&b)));
     Ok(vec![order])
 }
 

@@ -32,6 +32,8 @@ struct Flight {
     left: Vec<Option<Duration>>,
     /// Millionths that its fullest link is asked for, at least [`FULL`].
     slowdown: u64,
+    /// When its pace last changed.
+    since: Time,
     generation: u32,
 }
 
@@ -40,18 +42,16 @@ struct Flight {
 pub(super) struct Traffic {
     flights: BTreeMap<ExchangeId, Flight>,
     asked: BTreeMap<u32, u64>,
-    since: Time,
 }
 
 impl Traffic {
     /// An exchange begins whose members would be done at `ends` if it were alone. Returns its ends, and new ones of those it slows down.
     pub(super) fn begin(&mut self, exchange: ExchangeId, shares: LinkShares, ends: &[Time], now: Time) -> Vec<MemberEnd> {
-        self.advance(now);
         for &(link, share) in shares.iter() {
             *self.asked.entry(link).or_default() += share;
         }
         let left = ends.iter().map(|end| Some(end.since(now))).collect();
-        self.flights.insert(exchange, Flight { shares, left, slowdown: 0, generation: 0 });
+        self.flights.insert(exchange, Flight { shares, left, slowdown: 0, since: now, generation: 0 });
         self.reschedule(now)
     }
 
@@ -63,7 +63,6 @@ impl Traffic {
         if flight.left.iter().any(Option::is_some) {
             return Some(Vec::new());
         }
-        self.advance(now);
         let over = self.flights.remove(&end.exchange)?;
         for &(link, share) in over.shares.iter() {
             if let Some(asked) = self.asked.get_mut(&link) {
@@ -71,17 +70,6 @@ impl Traffic {
             }
         }
         Some(self.reschedule(now))
-    }
-
-    fn advance(&mut self, now: Time) {
-        let passed = now.since(self.since);
-        self.since = now;
-        for flight in self.flights.values_mut() {
-            let done = passed.scaled(FULL, flight.slowdown.max(FULL));
-            for left in flight.left.iter_mut().flatten() {
-                *left = left.saturating_sub(done);
-            }
-        }
     }
 
     /// New ends of every exchange whose pace has changed.
@@ -93,10 +81,12 @@ impl Traffic {
             if slowdown == flight.slowdown {
                 continue;
             }
-            flight.slowdown = slowdown;
+            let done = now.since(flight.since).scaled(FULL, flight.slowdown.max(FULL));
+            (flight.slowdown, flight.since) = (slowdown, now);
             flight.generation += 1;
-            for (member, left) in flight.left.iter().enumerate() {
+            for (member, left) in flight.left.iter_mut().enumerate() {
                 if let Some(left) = left {
+                    *left = left.saturating_sub(done);
                     let at = now + left.scaled(slowdown, FULL);
                     out.push(MemberEnd { exchange, member, generation: flight.generation, at });
                 }

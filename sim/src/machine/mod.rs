@@ -321,6 +321,16 @@ impl Machine {
                 scale(&mut rate.read_bytes_per_s);
             }
         }
+        let figures = &mut self.collectives;
+        for ring in [&mut figures.nvlink, &mut figures.pcie, &mut figures.host] {
+            scale(&mut ring.simple_bytes_per_s);
+        }
+        scale(&mut figures.point_to_point.peer_bytes_per_s);
+        if let Some(nvls) = &mut figures.nvls {
+            for rate in [&mut nvls.small_bytes_per_s, &mut nvls.bytes_per_s, &mut nvls.symmetric_bytes_per_s] {
+                scale(rate);
+            }
+        }
         self
     }
 }
