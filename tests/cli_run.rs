@@ -90,6 +90,17 @@ fn the_routing_that_ships_is_the_models_own() {
 }
 
 #[test]
+fn made_up_weights_take_prompts_of_the_batch_and_context_asked_for() {
+    let ask = |more: &str| line(&format!("run --synthetic --layers 1 --batch 2 --context 5 --max-tokens 3 --json {more}")).json();
+    let tokens = |json: &serde_json::Value| -> Vec<Vec<u64>> { serde_json::from_value(json["tokens"].clone()).unwrap() };
+    let drawn = tokens(&ask(""));
+    assert_eq!(drawn.iter().map(Vec::len).collect::<Vec<_>>(), [3, 3]);
+    assert_eq!(tokens(&ask("")), drawn, "the same seed draws the same prompts");
+    assert_ne!(tokens(&ask("--seed 5")), drawn);
+    line("run --synthetic --prompt-ids 1 --batch 2").refused(&["--batch", "prompts decide"]);
+}
+
+#[test]
 fn prompts_that_cannot_be_run_are_refused() {
     line("run --prompt-ids 1,2,99999999").refused(&["--prompt-ids", "token 2 is 99999999"]);
     line("run --prompt-ids 1,x").refused(&["--prompt-ids", "'x'"]);

@@ -154,7 +154,9 @@ fn a_null_flag_is_no() {
     let nulls = changed(text, json!({"norm_topk_prob": null, "rope_interleave": null}));
     assert!(!moe(&nulls, 1).router.normalize && !mla(&nulls, 0).rope.interleaved);
     let mut absent: Value = serde_json::from_str(text).unwrap();
-    ["norm_topk_prob", "rope_interleave"].map(|key| absent.as_object_mut().unwrap().remove(key));
+    for key in ["norm_topk_prob", "rope_interleave"] {
+        absent.as_object_mut().unwrap().remove(key);
+    }
     let absent = parsed(&absent.to_string());
     assert!(moe(&absent, 1).router.normalize && mla(&absent, 0).rope.interleaved);
     assert!(absent.warnings.iter().any(|w| w.contains("norm_topk_prob = true")), "{:?}", absent.warnings);

@@ -217,7 +217,7 @@ impl Planner<'_> {
 fn round(from: Address, to: Address, count: u64) -> Result<Part, GpuError> {
     let blocks = u32::try_from(count.div_ceil(256).min(4096)).map_err(|e| GpuError::new("round", e.to_string()))?;
     let args = vec![Arg::Scratch { offset: 0 }, Arg::Output(0), Arg::U64(count)];
-    let launch = Launch { source: "exchange.cu", kernel: "round_f32_bf16", grid: (blocks, 1), block: 256, shared_bytes: 0, args };
+    let launch = Launch { source: "exchange.cu", kernel: "round_f32_bf16", grid: (blocks, 1, 1), block: 256, shared_bytes: 0, args };
     Ok(Part::Kernel(launch, vec![from, to, count]))
 }
 
@@ -234,7 +234,7 @@ fn copy_columns(
     width: u64,
 ) -> Result<Part, GpuError> {
     let int = |v: u64| u32::try_from(v).map(u64::from).map_err(|e| GpuError::new("copy_columns", e.to_string()));
-    let grid = (u32::try_from(rows).map_err(|e| GpuError::new("copy_columns", e.to_string()))?, 1);
+    let grid = (u32::try_from(rows).map_err(|e| GpuError::new("copy_columns", e.to_string()))?, 1, 1);
     let args = vec![Arg::Input(0), Arg::Output(0)];
     let launch = Launch { source: "exchange.cu", kernel: "copy_columns", grid, block: 256, shared_bytes: 0, args };
     Ok(Part::Kernel(launch, vec![from, to, int(from_width)?, int(to_width)?, int(from_column)?, int(to_column)?, int(width)?]))
