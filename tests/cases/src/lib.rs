@@ -7,22 +7,22 @@ mod config;
 pub mod configs;
 mod deployment;
 pub mod deployments;
+mod engines;
 mod graph_text;
 mod index;
 pub mod init_plans;
 mod machine;
 pub mod models;
 mod safetensors;
-mod start_log;
 
 pub use config::check_config;
 pub use deployment::check_deployment;
+pub use engines::{check_case, check_command, check_log};
 pub use graph_text::check_graph_text;
 pub use index::check_index;
 pub use init_plans::check_init_plan;
 pub use machine::check_machine;
 pub use safetensors::check_safetensors;
-pub use start_log::check_start_log;
 
 /// Takes any bytes and panics where a promise is broken.
 pub type Check = fn(&[u8]);
@@ -36,7 +36,9 @@ pub const TARGETS: &[(&str, Check)] = &[
     ("machine", check_machine),
     ("safetensors", check_safetensors),
     ("index", check_index),
-    ("start_log", check_start_log),
+    ("launch_case", check_case),
+    ("launch_command", check_command),
+    ("launch_log", check_log),
 ];
 
 /// What every rejection must be: a reason of a readable length, whatever the input was.
