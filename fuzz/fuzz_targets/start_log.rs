@@ -1,3 +1,0 @@
-//! Start-up logs of serving engines; the oracle is in tests/cases.
-#![no_main]
-libfuzzer_sys::fuzz_target!(|data: &[u8]| moetwin_cases::check_start_log(data));
