@@ -3,6 +3,7 @@
 use crate::error::{Failure, InputError};
 use clap::{Args, ValueEnum};
 use moetwin::models::{AllToAll, DType, Deployment, ModelSpec, Phase, Step};
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -38,7 +39,7 @@ Model: a name from `moetwin model list`, a hub id, a folder with a config.json, 
     /// Tensor-parallel ranks of a pipeline stage
     #[arg(long, value_name = "N", value_parser = ranks(), help_heading = "Split", long_help = "\
 Tensor-parallel ranks of a pipeline stage [default: the larger of --ep and --dp-attention if one is given, else every GPU of the \
-machine; 1 for `run`]")]
+machine, or as many as the model can be cut over; 1 for `run`]")]
     pub(crate) tp: Option<u32>,
     /// Pipeline stages
     #[arg(long, value_name = "N", value_parser = ranks(), help_heading = "Split")]
@@ -155,6 +156,11 @@ kernel under their own conditions [default: native]"
 /// Rank counts: at least 1, and small enough that products of them stay meaningful.
 fn ranks() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=4096)
+}
+
+/// A value as the command line takes it.
+pub(crate) fn word(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
 }
 
 /// On or off.
@@ -274,6 +280,16 @@ pub(crate) enum Speculation {
     Mtp(u32),
 }
 
+impl fmt::Display for Speculation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Speculation::None => f.write_str("none"),
+            Speculation::Eagle3(n) => write!(f, "eagle3:{n}"),
+            Speculation::Mtp(n) => write!(f, "mtp:{n}"),
+        }
+    }
+}
+
 impl FromStr for Speculation {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
@@ -329,6 +345,10 @@ impl DeploymentArgs {
         };
         let deployment = Deployment { tp, pp, dp_attention, ep, dcp, replicas, a2a, kv_dtype, placement: None };
         Ok(deployment)
+    }
+    /// Whether a flag says how experts or heads are split; without one the widest split that the model allows is taken.
+    pub(crate) fn splits_experts_or_heads(&self) -> bool {
+        [self.tp, self.ep, self.dp_attention, self.dcp].iter().any(Option::is_some)
     }
     /// Tokens of history: as given, else the default, or what a model with fewer positions leaves room for.
     pub(crate) fn context(&self, spec: &ModelSpec) -> u32 {

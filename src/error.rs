@@ -41,6 +41,10 @@ impl InputError {
     pub(crate) fn new(argument: impl Into<String>, message: impl Into<String>) -> Self {
         Self { argument: argument.into(), message: message.into(), ..Self::default() }
     }
+    /// What is wrong.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
     /// The value as given.
     pub(crate) fn value(mut self, value: impl Into<String>) -> Self {
         self.value = Some(value.into());

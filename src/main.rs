@@ -14,6 +14,7 @@ mod report;
 mod resolve;
 mod scenario;
 mod speculation;
+mod sweep;
 mod table;
 
 use clap::Parser;

@@ -2,8 +2,9 @@
 
 use crate::error::{Failure, InputError};
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Writes the answer to standard output, with a line end behind it.
 pub(crate) fn answer(text: &str) -> Result<(), Failure> {
@@ -29,6 +30,37 @@ pub(crate) fn answer_json(value: &impl serde::Serialize) -> Result<(), Failure> 
 /// Writes a line to standard error. There is nowhere left to report that this failed.
 pub(crate) fn note(text: &str) {
     writeln!(io::stderr().lock(), "{text}").ok();
+}
+
+/// A count on standard error that is overwritten as it grows; nothing where nobody watches a terminal.
+pub(crate) struct Progress {
+    what: &'static str,
+    total: usize,
+    done: AtomicUsize,
+    shown: bool,
+}
+
+impl Progress {
+    /// Of `total` steps.
+    pub(crate) fn new(what: &'static str, total: usize) -> Self {
+        Self { what, total, done: AtomicUsize::new(0), shown: io::stderr().is_terminal() }
+    }
+    /// One step done.
+    pub(crate) fn step(&self) {
+        let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
+        if self.shown {
+            let cells = done * 30 / self.total.max(1);
+            write!(io::stderr().lock(), "\r{} [{:<30}] {done}/{}", self.what, "#".repeat(cells), self.total).ok();
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown {
+            write!(io::stderr().lock(), "\r{:70}\r", "").ok();
+        }
+    }
 }
 
 /// A file that will appear under its name only once it is whole: written beside it, then renamed.

@@ -72,13 +72,7 @@ impl Served {
 impl Prediction {
     /// Predicts a scenario.
     pub(crate) fn of(scenario: Scenario) -> Result<Self, Failure> {
-        let program = scenario.program(&scenario.step)?;
-        let start = start(&scenario, &program)?;
-        let ranks = program.ranks.len();
-        let capacity_bytes = (0..ranks).filter_map(|r| scenario.machine.gpu(r)).map(|g| g.memory_bytes.value).min().unwrap_or(0);
-        let channels = channels(&scenario, ranks)?;
-        let ledger = ledger_of(&scenario, &program, channels)?;
-        let out_of_memory = ledger.check(capacity_bytes).err();
+        let Prepared { program, start, channels, ledger, capacity_bytes, out_of_memory } = Prepared::of(&scenario)?;
         let fitting = match &out_of_memory {
             None => Some((scenario.step.sequences.len(), program)),
             Some(_) => largest_fitting(&scenario, channels, capacity_bytes)?,
@@ -113,9 +107,51 @@ impl Prediction {
     }
     /// The rank that holds most once everything is allocated.
     pub(crate) fn fullest(&self) -> Option<&RankLedger> {
-        let most = self.ledger.ranks.iter().map(RankLedger::peak_bytes).max()?;
-        self.ledger.ranks.iter().find(|r| r.peak_bytes() == most)
+        fullest(&self.ledger)
     }
+}
+
+/// What is known of a scenario before a step is simulated. None of it depends on the collective library or on captured graphs being faster.
+pub(crate) struct Prepared {
+    /// The program of the batch that was asked for.
+    pub(crate) program: Program,
+    /// Whether it starts.
+    pub(crate) start: Start,
+    channels: u32,
+    /// Memory of the batch that was asked for.
+    pub(crate) ledger: Ledger,
+    capacity_bytes: u64,
+    /// Where memory runs out.
+    pub(crate) out_of_memory: Option<OutOfMemory>,
+}
+
+impl Prepared {
+    /// Lowers, searches the start-up and counts memory.
+    pub(crate) fn of(scenario: &Scenario) -> Result<Self, Failure> {
+        let program = scenario.program(&scenario.step)?;
+        let start = start(scenario, &program)?;
+        let ranks = program.ranks.len();
+        let capacity_bytes = (0..ranks).filter_map(|r| scenario.machine.gpu(r)).map(|g| g.memory_bytes.value).min().unwrap_or(0);
+        let channels = channels(scenario, ranks)?;
+        let ledger = ledger_of(scenario, &program, channels)?;
+        let out_of_memory = ledger.check(capacity_bytes).err();
+        Ok(Self { program, start, channels, ledger, capacity_bytes, out_of_memory })
+    }
+}
+
+/// Time of a step in milliseconds and tokens a second, of a program that fits.
+pub(crate) fn pace(scenario: &Scenario, program: &Program) -> Result<(f64, f64), Failure> {
+    let (_, breakdown, speculated) = timed(scenario, scenario.step.sequences.len(), program)?;
+    Ok(match (&speculated, &scenario.speculation) {
+        (Some(s), Some(plan)) => (s.step_ms(plan), s.tokens_per_s(plan)),
+        _ => (breakdown.step_ms, breakdown.tokens_per_s),
+    })
+}
+
+/// The rank of a ledger that holds most once everything is allocated.
+pub(crate) fn fullest(ledger: &Ledger) -> Option<&RankLedger> {
+    let most = ledger.ranks.iter().map(RankLedger::peak_bytes).max()?;
+    ledger.ranks.iter().find(|r| r.peak_bytes() == most)
 }
 
 fn start(scenario: &Scenario, program: &Program) -> Result<Start, Failure> {
@@ -183,12 +219,17 @@ fn shortened(step: &Step, batch: usize) -> Step {
 }
 
 fn serve(scenario: &Scenario, batch: usize, program: Program) -> Result<Served, Failure> {
-    let routing = SampledRouting::new(scenario.routing.clone(), scenario.seed);
-    let trace = simulate(&program, &scenario.machine, &routing, &scenario.options).map_err(|e| Failure::Running(e.to_string()))?;
-    let breakdown = Breakdown::new(&program, &trace);
-    let verify = (&program, breakdown.step_ms);
-    let speculated = scenario.speculation.as_ref().map(|drafting| Speculated::of(scenario, drafting, batch, verify)).transpose()?;
+    let (trace, breakdown, speculated) = timed(scenario, batch, &program)?;
     Ok(Served { batch, program, trace, breakdown, speculated })
+}
+
+fn timed(scenario: &Scenario, batch: usize, program: &Program) -> Result<(SimTrace, Breakdown, Option<Speculated>), Failure> {
+    let routing = SampledRouting::new(scenario.routing.clone(), scenario.seed);
+    let trace = simulate(program, &scenario.machine, &routing, &scenario.options).map_err(|e| Failure::Running(e.to_string()))?;
+    let breakdown = Breakdown::new(program, &trace);
+    let verify = (program, breakdown.step_ms);
+    let speculated = scenario.speculation.as_ref().map(|drafting| Speculated::of(scenario, drafting, batch, verify)).transpose()?;
+    Ok((trace, breakdown, speculated))
 }
 
 /// Groups of consecutive ranks with equal ledgers.

@@ -11,11 +11,11 @@ mod deployments;
 #[path = "../../tests/cases/src/models.rs"]
 mod models;
 
-use deployments::{any_deployment, is_legal};
+use deployments::{any_deployment, any_step, is_legal};
 use models::{Family, any_model, any_model_of};
 use moetwin_kernels::reference::{Array, Data, Real};
-use moetwin_models::{Deployment, ModelSpec};
-use moetwin_runtime::lower::LowerOptions;
+use moetwin_models::{BuildOptions, Deployment, ModelSpec, plan};
+use moetwin_runtime::lower::{LowerOptions, lower, lower_each};
 use moetwin_runtime::reference::{NamedValue, Order, ReferenceExecutor};
 use moetwin_runtime::session::{Session, SessionOptions};
 use moetwin_runtime::weights::SyntheticWeights;
@@ -99,6 +99,24 @@ fn distance<T: Real>(a: &Array<T>, b: &Array<T>) -> f64 {
 
 fn any_prompts() -> impl Strategy<Value = Vec<Vec<i32>>> {
     proptest::collection::vec(proptest::collection::vec(0i32..100, 1..=7), 1..=5)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn like_ranks_get_the_program_that_each_would_get_alone(
+        (deployment, model, step) in any_model().prop_flat_map(|m| (any_deployment(&m), Just(m), any_step())),
+    ) {
+        // Steps that a random deployment cannot plan are the shard pass's to refuse.
+        if let Ok(graph) = plan(&model, &step, &deployment, &BuildOptions::default()) {
+            let fast = lower(graph.clone(), LowerOptions::default()).unwrap();
+            let each = lower_each(graph, LowerOptions::default()).unwrap();
+            for (rank, program) in each.ranks.iter() {
+                prop_assert_eq!(format!("{program:?}"), format!("{:?}", fast.ranks[rank]), "rank {:?} of {:?}", rank, deployment);
+            }
+        }
+    }
 }
 
 proptest! {

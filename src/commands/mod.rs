@@ -8,6 +8,7 @@ mod machine;
 mod model;
 mod run;
 mod sim;
+mod sweep;
 
 use crate::error::{Failure, Outcome};
 use clap::Subcommand;
@@ -17,6 +18,8 @@ use clap::Subcommand;
 pub(crate) enum Command {
     /// Does it start, does it fit, how fast is a step, and what bounds it
     Sim(Box<sim::SimArgs>),
+    /// Predict every deployment of a model on a machine, best first
+    Sweep(Box<sweep::SweepArgs>),
     /// Will an SGLang or vLLM launch command start; if not, where, why, and which change mends it
     Check(Box<check::CheckArgs>),
     /// Print the dataflow graph that is simulated and executed
@@ -38,6 +41,7 @@ impl Command {
     pub(crate) fn run(self) -> Result<Outcome, Failure> {
         match self {
             Command::Sim(args) => sim::run(&args),
+            Command::Sweep(args) => sweep::run(&args),
             Command::Check(args) => check::run(&args),
             Command::Graph(args) => graph::run(&args),
             Command::Run(args) => run::run(&args),

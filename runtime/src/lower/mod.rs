@@ -7,6 +7,7 @@
 
 mod arena;
 mod clock;
+mod twin;
 
 use crate::program::{Action, Buffer, BufferId, Command, CommandId, EventId, Group, GroupId, Place, Program, RankProgram, StreamId};
 use arena::Arena;
@@ -16,6 +17,7 @@ use moetwin_models::graph::SplitError;
 use moetwin_models::op::LinearRole;
 use moetwin_models::{Axis, Graph, IdVec, Node, NodeId, Op, RankId, TensorId, TensorKind};
 use std::collections::BTreeMap;
+use twin::{renamed, twin};
 
 /// The stream of the forward pass.
 pub const MAIN_STREAM: StreamId = StreamId(0);
@@ -37,6 +39,21 @@ impl Default for LowerOptions {
 
 /// Lowers a verified sharded graph. Fails only where a tensor cannot be cut as its layout says.
 pub fn lower(graph: Graph, options: LowerOptions) -> Result<Program, SplitError> {
+    let sides = side_nodes(&graph, options);
+    let (groups, group_ids) = groups(&graph);
+    let mut ranks: IdVec<RankId, RankProgram> = IdVec::new();
+    for rank in (0..graph.deployment.ranks()).map(RankId) {
+        let program = match twin(&graph, rank)? {
+            Some(other) => renamed(&graph, &ranks[other], rank, &group_ids),
+            None => RankLowering::new(&graph, rank, &sides, &group_ids).run()?,
+        };
+        ranks.push(program);
+    }
+    Ok(Program { graph, groups, ranks })
+}
+
+/// Lowers every rank by itself: the naive form of [`lower`], which makes the programs of like ranks from one.
+pub fn lower_each(graph: Graph, options: LowerOptions) -> Result<Program, SplitError> {
     let sides = side_nodes(&graph, options);
     let (groups, group_ids) = groups(&graph);
     let mut ranks = IdVec::new();

@@ -10,6 +10,7 @@ pub mod command;
 pub mod finding;
 pub mod flags;
 pub mod hardware;
+pub mod launch;
 pub mod log;
 pub mod memory;
 pub mod model;
