@@ -4,7 +4,7 @@ use crate::doctor::{Stamp, machine, report};
 use crate::error::{Failure, InputError, Outcome};
 use crate::output::{self, NewFile};
 use clap::Args;
-use moetwin::cuda::doctor::{Check, Examination, Item, Limits, examine, run_check};
+use moetwin::cuda::doctor::{Check, Examination, Item, Limits, Line, examine, run_check};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -90,7 +90,7 @@ fn one_check(check: &str, items: &[String]) -> Result<Outcome, Failure> {
     let parse = |text: &String| text.parse::<Item>().map_err(|e| Failure::from(InputError::new("--items", e)));
     let items: Vec<Item> = items.iter().map(parse).collect::<Result<_, _>>()?;
     let mut broken = None;
-    run_check(kind, &items, &mut |line| {
+    run_check(kind, &items, &mut |line: &Line| {
         let text = serde_json::to_string(line).map_err(|e| Failure::Running(e.to_string()));
         // Whoever watches has gone when nothing can be written.
         broken = broken.take().or(text.and_then(|t| output::piece(&format!("{t}\n"))).err());

@@ -52,7 +52,7 @@ fn best(rates: impl Iterator<Item = Option<f64>>) -> Option<u64> {
 }
 
 fn picoseconds(seconds: f64) -> Duration {
-    Duration::from_ps((seconds * 1e12).round().max(0.0) as u64)
+    Duration::from_seconds(seconds)
 }
 
 /// The machine that was examined. Nothing where there is no GPU.
@@ -343,12 +343,12 @@ impl Build<'_> {
     /// Best one-way rates of a GPU with some of its peers: written into them and read from them, and the shortest way of a flag.
     fn peers(&self, ordinal: usize, count: impl Fn(usize) -> bool) -> (Option<u64>, Option<u64>, Option<f64>) {
         let found = &self.examination.findings;
-        let others = || (0..self.examination.description.gpus.len()).filter(|b| *b != ordinal && count(*b));
+        let others: Vec<usize> = (0..self.examination.description.gpus.len()).filter(|b| *b != ordinal && count(*b)).collect();
         let rate = |check, b: usize| measured(found, check, &[ordinal, b]).and_then(|m| m.bytes_per_s);
-        let write = best(others().flat_map(|b| [rate(Check::Store, b), rate(Check::Copy, b)]));
-        let read = best(others().map(|b| rate(Check::Load, b)));
+        let write = best(others.iter().flat_map(|&b| [rate(Check::Store, b), rate(Check::Copy, b)]));
+        let read = best(others.iter().map(|&b| rate(Check::Load, b)));
         let flag = |b: usize| measured(found, Check::Flags, &[ordinal.min(b), ordinal.max(b)]).and_then(|m| m.latency_s);
-        (write, read, others().filter_map(flag).min_by(f64::total_cmp))
+        (write, read, others.iter().copied().filter_map(flag).min_by(f64::total_cmp))
     }
     /// A GPU's PCIe port: measured where peers were reached over it, else what such ports reach.
     fn port(&self, ordinal: usize, kind: LinkKind) -> (Rate, Figure<Duration>) {

@@ -101,7 +101,7 @@ fn eight_gpus_behind_switches_of_two_sockets() {
         .map(|g| {
             let socket = if g < 4 { 10 } else { 80 };
             let at = |bus: usize, device: usize| format!("0000:{bus:02}:{device:02}.0");
-            vec![format!("pci0000:{socket}"), at(socket, g / 2), at(socket + 1, 0), at(socket + 2, g % 2), at(socket + 3 + g, 0)]
+            vec![format!("pci0000:{socket}"), at(socket, g / 2), at(20 + g / 2, 0), at(30 + g / 2, g % 2), at(40 + g, 0)]
         })
         .collect();
     let borrowed: Vec<Vec<&str>> = chains.iter().map(|c| c.iter().map(String::as_str).collect()).collect();

@@ -218,7 +218,7 @@ fn graph(a: &LabGpu, b: &LabGpu) -> Result<(Outcome, Measured), GpuError> {
     let steps = || {
         a.launch("check_next", 1, 1, &[here.seed])?;
         here.fill(here.words)?;
-        a.copy_from(copied.words, a, here.words, WORDS * 4)?;
+        a.copy_mapped(copied.words, here.words, WORDS * 4)?;
         here.fill(stored.words)
     };
     steps()?;

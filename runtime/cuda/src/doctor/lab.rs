@@ -106,6 +106,12 @@ impl LabGpu {
             check("cuMemcpyPeerAsync", sys::cuMemcpyPeerAsync(to, here, from, there, bytes as usize, self.stream))
         }
     }
+    /// Copies between memory that this GPU maps, its own or an enabled peer's. Unlike [`LabGpu::copy_from`] it can be captured.
+    pub(crate) fn copy_mapped(&self, to: u64, from: u64, bytes: u64) -> Result<(), GpuError> {
+        self.bind()?;
+        // SAFETY: both ranges were allocated by the caller, and peers' memory is mapped.
+        unsafe { result::memcpy_dtod_async(to, from, bytes as usize, self.stream) }.map_err(failed("cuMemcpyDtoDAsync"))
+    }
     /// Whether the driver says that this GPU can map a peer's memory.
     pub(crate) fn can_access(&self, peer: &LabGpu) -> Result<bool, GpuError> {
         let mut can: c_int = 0;
