@@ -104,7 +104,7 @@ pub(super) fn family_floor_us(family: Family) -> f64 {
     match family {
         Family::Gemm => 4.0,
         Family::Moe => 20.0,
-        Family::MlaDecode | Family::MlaDecodeModule | Family::MlaPrefill => 12.0,
+        Family::MlaDecode | Family::MlaDecodeModule | Family::MlaPrefill => 14.0,
         Family::GqaDecode => 8.0,
     }
 }
