@@ -60,7 +60,9 @@ fn examples_run() {
                 })
                 .collect();
             let output = command(&words.iter().map(String::as_str).collect::<Vec<_>>()).output().unwrap();
-            assert_eq!(output.status.code(), Some(0), "{example}: {}", String::from_utf8_lossy(&output.stderr));
+            // What needs a GPU says so where there is none.
+            let gpu = example.contains("--backend cuda") && output.status.code() == Some(3);
+            assert!(output.status.code() == Some(0) || gpu, "{example}: {}", String::from_utf8_lossy(&output.stderr));
         }
     }
     assert!(seen.len() >= 15, "{seen:?}");

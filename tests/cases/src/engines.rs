@@ -1,10 +1,10 @@
-//! Launch commands and case files.
+//! Launch commands, case files and start-up logs.
 
 use crate::check_reason;
-use moetwin_engines::{Engine, Version, case, command, verdict};
+use moetwin_engines::{Engine, Version, case, command, log, verdict};
 
 /// Any text is a command, or no command for a stated reason; what is read stays within the text and the answer is the same twice.
-pub fn check_command(data: &[u8]) {
+pub fn check_launch_command(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     for engine in [Engine::Sglang, Engine::Vllm] {
         match command::parse(text, &Version::newest(engine)) {
@@ -20,7 +20,7 @@ pub fn check_command(data: &[u8]) {
 }
 
 /// Any text is a case, or none for a stated reason; a case has an answer, which is the same twice and says what was decided.
-pub fn check_case(data: &[u8]) {
+pub fn check_launch_case(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let question = match case::read(text) {
         Err(error) => return check_reason(&error.to_string()),
@@ -38,4 +38,10 @@ pub fn check_case(data: &[u8]) {
             );
         }
     }
+}
+
+/// Any text is a log, if one that says nothing.
+pub fn check_launch_log(data: &[u8]) {
+    let read = log::read(&String::from_utf8_lossy(data));
+    check_reason(&read.ending());
 }

@@ -15,19 +15,17 @@ mod machine;
 pub mod models;
 mod nccl_log;
 mod safetensors;
-mod start_log;
 pub mod topology;
 
 pub use config::check_config;
 pub use deployment::check_deployment;
-pub use engines::{check_case, check_command};
+pub use engines::{check_launch_case, check_launch_command, check_launch_log};
 pub use graph_text::check_graph_text;
 pub use index::check_index;
 pub use init_plans::check_init_plan;
 pub use machine::check_machine;
 pub use nccl_log::check_nccl_log;
 pub use safetensors::check_safetensors;
-pub use start_log::check_start_log;
 pub use topology::{check_import_log, check_import_lspci, check_import_lspci_tree, check_import_nccl, check_import_p2p, check_import_smi};
 
 /// Takes any bytes and panics where a promise is broken.
@@ -49,9 +47,9 @@ pub const TARGETS: &[(&str, Check)] = &[
     ("import_lspci_tree", check_import_lspci_tree),
     ("import_p2p", check_import_p2p),
     ("import_log", check_import_log),
-    ("launch_case", check_case),
-    ("launch_command", check_command),
-    ("start_log", check_start_log),
+    ("launch_case", check_launch_case),
+    ("launch_command", check_launch_command),
+    ("launch_log", check_launch_log),
 ];
 
 /// What every rejection must be: a reason of a readable length, whatever the input was.
