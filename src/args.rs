@@ -39,7 +39,7 @@ Model: a name from `moetwin model list`, a hub id, a folder with a config.json, 
     /// Tensor-parallel ranks of a pipeline stage
     #[arg(long, value_name = "N", value_parser = ranks(), help_heading = "Split", long_help = "\
 Tensor-parallel ranks of a pipeline stage [default: the larger of --ep and --dp-attention if one is given, else every GPU of the \
-machine; 1 for `run`]")]
+machine, or as many as the model can be cut over; 1 for `run`]")]
     pub(crate) tp: Option<u32>,
     /// Pipeline stages
     #[arg(long, value_name = "N", value_parser = ranks(), help_heading = "Split")]
@@ -345,6 +345,10 @@ impl DeploymentArgs {
         };
         let deployment = Deployment { tp, pp, dp_attention, ep, dcp, replicas, a2a, kv_dtype, placement: None };
         Ok(deployment)
+    }
+    /// Whether a flag says how experts or heads are split; without one the widest split that the model allows is taken.
+    pub(crate) fn splits_experts_or_heads(&self) -> bool {
+        [self.tp, self.ep, self.dp_attention, self.dcp].iter().any(Option::is_some)
     }
     /// Tokens of history: as given, else the default, or what a model with fewer positions leaves room for.
     pub(crate) fn context(&self, spec: &ModelSpec) -> u32 {

@@ -56,8 +56,12 @@ pub(crate) fn model(argument: &'static str, text: &str) -> Result<Model, Failure
         }
     };
     let config_text = read_text(argument, text, &file)?;
-    let quantization_file = file.with_file_name(QUANTIZATION);
-    let quantization = if quantization_file.exists() { Some(read_text(argument, text, &quantization_file)?) } else { None };
+    // Beside a configuration under another name, NAME.json, the second file may carry that name too: NAME.hf_quant_config.json.
+    let beside = [file.with_file_name(QUANTIZATION), file.with_extension(QUANTIZATION)];
+    let quantization = match beside.iter().find(|f| f.exists()) {
+        Some(found) => Some(read_text(argument, text, found)?),
+        None => None,
+    };
     // A folder names the model as people know it; so does the folder of a file called config.json.
     let named = if file.file_name().is_some_and(|n| n == CONFIG) { file.parent().and_then(Path::file_name) } else { file.file_stem() };
     let name = named.map_or_else(|| text.to_owned(), |n| n.to_string_lossy().into_owned());

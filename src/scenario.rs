@@ -7,7 +7,7 @@ use crate::speculation::SpeculationPlan;
 use moetwin::kernels::routing::{Distribution, RoutingHistogram};
 use moetwin::models::shard::ShardFault;
 use moetwin::models::spec::Ffn;
-use moetwin::models::{AllToAll, Axis, BuildOptions, Deployment, Graph, Phase, PlanError, Step, plan};
+use moetwin::models::{AllToAll, Axis, BuildOptions, Deployment, Graph, ModelSpec, Phase, PlanError, Step, plan};
 use moetwin::runtime::builtin;
 use moetwin::runtime::{LowerOptions, Program, lower, verify};
 use moetwin::sim::collective::{GraphMode, Library};
@@ -49,9 +49,9 @@ impl Scenario {
         Self::of(args, machine, model)
     }
     /// The same with machine and model at hand.
-    pub(crate) fn of(args: &DeploymentArgs, machine: Machine, model: Model) -> Result<Self, Failure> {
+    pub(crate) fn of(args: &DeploymentArgs, machine: Machine, mut model: Model) -> Result<Self, Failure> {
         let gpus = u32::try_from(machine.gpu_count()).unwrap_or(u32::MAX);
-        let deployment = args.deployment(gpus)?;
+        let mut deployment = args.deployment(gpus)?;
         if deployment.ranks() > gpus {
             return Err(too_many_ranks(args, &deployment, &machine));
         }
@@ -60,6 +60,9 @@ impl Scenario {
             Some(plan) => args.step_of(Phase::Verify(plan.drafted + 1), &model.spec)?,
             None => args.step(&model.spec)?,
         };
+        if !args.splits_experts_or_heads() {
+            deployment = widest_split(&mut model.spec, &step, deployment);
+        }
         let routing = routing(args.routing.as_ref(), &model)?;
         let (options, allreduce) = sim_options(args, &deployment);
         let context = args.context(&model.spec);
@@ -123,6 +126,19 @@ impl Scenario {
         buckets.push(batch);
         buckets
     }
+}
+
+/// The deployment, or where it cannot cut the model the one nearest to it that can, which the model's warnings then name: as many
+/// tensor-parallel ranks as possible, with whole experts on each (`--ep`) where only they cannot be cut.
+fn widest_split(spec: &mut ModelSpec, step: &Step, asked: Deployment) -> Deployment {
+    let cut = |d: &Deployment| plan(spec, step, d, &BuildOptions::default());
+    let Err(PlanError::Shard(why)) = cut(&asked) else { return asked };
+    let mut narrower = (1..=asked.tp).rev().flat_map(|tp| [1, tp].map(|ep| Deployment { tp, ep, ..asked.clone() }));
+    let Some(found) = narrower.find(|d| cut(d).is_ok()) else { return asked };
+    let reason = why.faults.first().map(|f| format!(" ({f})")).unwrap_or_default();
+    let (tp, ep) = (found.tp, found.ep);
+    spec.warnings.push(format!("tp {} cannot cut this model{reason}; no split was asked for, so tp {tp} with ep {ep} is taken", asked.tp));
+    found
 }
 
 /// The program of a graph, verified.

@@ -144,6 +144,42 @@ fn what_does_not_fit_is_a_no_with_the_line_and_the_bytes() {
     assert_eq!(json["memory"]["out_of_memory"]["phase"], "load");
 }
 
+/// Without a flag that splits it, a model takes as many of the machine's GPUs as it can be cut over.
+#[test]
+fn the_default_split_is_one_that_the_model_allows() {
+    let split = |model: &str| {
+        let run = line(&format!("sim --json --machine 8x-h200-sxm --model {model}"));
+        assert_eq!(run.code, 0, "{model}: {}", run.err);
+        let json = run.json();
+        let said = json["warnings"].as_array().unwrap().iter().any(|w| w.as_str().unwrap().contains("no split was asked for"));
+        (json["deployment"]["tp"].as_u64().unwrap(), json["deployment"]["ep"].as_u64().unwrap(), said)
+    };
+    // 8 heads; 4 heads; 768 columns an expert in blocks of 128 that share a scale, which six ranks could share and eight hold whole.
+    assert_eq!(split("tests/fixtures/tiny-qwen3-moe"), (8, 1, false));
+    assert_eq!(split("tests/fixtures/tiny-deepseek-v3"), (4, 1, true));
+    assert_eq!(split("qwen3-30b-a3b-fp8"), (8, 8, true));
+    // What was asked for is not replaced.
+    line("sim --model tests/fixtures/tiny-deepseek-v3 --machine 8x-h200-sxm --tp 8").refused(&["--tp", "legal tp: 1, 2, 4"]);
+}
+
+/// `NAME.hf_quant_config.json` belongs to `NAME.json` as `hf_quant_config.json` belongs to `config.json`.
+#[test]
+fn a_quantization_file_is_found_beside_its_configuration() {
+    let folder = scratch("quantization");
+    let config = fs::read_to_string("tests/fixtures/tiny-qwen3-moe/config.json").unwrap();
+    let path = folder.join("small.json");
+    fs::write(&path, config).unwrap();
+    let nvfp4 = || {
+        let run = moetwin(&["sim", "--json", "--model", path.to_str().unwrap(), "--tp", "1"]);
+        assert_eq!(run.code, 0, "{}", run.err);
+        run.json()["warnings"].to_string().contains("nvfp4")
+    };
+    assert!(!nvfp4());
+    let text = r#"{"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}"#;
+    fs::write(folder.join("small.hf_quant_config.json"), text).unwrap();
+    assert!(nvfp4());
+}
+
 #[test]
 fn a_machine_can_be_taken_apart_and_put_together() {
     let folder = scratch("machine");

@@ -135,6 +135,16 @@ fn deepseek_v3_yarn() {
 }
 
 #[test]
+fn deepseek_v3_with_everything_else_chosen_otherwise() {
+    check_all("tiny-deepseek-v3-variant");
+}
+
+#[test]
+fn kimi_k25_nested_in_its_wrapper() {
+    check_all("tiny-kimi-k25-nested");
+}
+
+#[test]
 fn kimi_k2_int4() {
     check_all("tiny-kimi-k2-int4");
 }

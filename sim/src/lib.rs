@@ -12,6 +12,7 @@ pub mod machine;
 pub mod network;
 pub mod speculation;
 pub mod time;
+pub mod topology;
 pub mod trace;
 
 pub use events::EventQueue;

@@ -264,6 +264,10 @@ impl Context<'_> {
         let first = self.text.u64_assumed(&["first_k_dense_replace"], 0..=MAX_LAYERS, default_first);
         let step = self.text.u64_or(&["moe_layer_freq"], 1..=MAX_LAYERS, 1);
         let (layers, first, step) = (layers?, first?, step?);
+        if step > 1 {
+            let rule = "as in the published code of these models and in the engines; transformers 5.17 ignores it";
+            self.sink.warn(format!("moe_layer_freq is {step}: only layers whose index is a multiple of it have experts, {rule}"));
+        }
         if self.text.has("first_k_dense_replace") && first > layers {
             self.text.fault("first_k_dense_replace", format!("is {first}, but there are {layers} layers"), format!("0 to {layers}"));
             return None;

@@ -237,12 +237,17 @@ impl<'a> Fields<'a> {
     pub(super) fn maybe_bool(&self, keys: &[&str]) -> Option<Option<bool>> {
         self.convert(keys, |v| v.as_bool().ok_or_else(|| Wrong::new(format!("is {}", describe(v)), "true, false")))
     }
+    /// A flag. An explicit `null` is no, as in the Python code that tests it; only an absent one has the default.
     pub(super) fn bool_or(&self, keys: &[&str], default: bool) -> Option<bool> {
-        Some(self.maybe_bool(keys)?.unwrap_or(default))
+        Some(self.maybe_bool(keys)?.unwrap_or(default && !self.mentions_any(keys)))
     }
     pub(super) fn bool_assumed(&self, keys: &[&str], default: bool) -> Option<bool> {
         let value = self.maybe_bool(keys)?;
-        Some(value.unwrap_or_else(|| self.assume(keys[0], default)))
+        let absent = || if self.mentions_any(keys) { false } else { self.assume(keys[0], default) };
+        Some(value.unwrap_or_else(absent))
+    }
+    fn mentions_any(&self, keys: &[&str]) -> bool {
+        keys.iter().any(|key| self.mentions(key))
     }
 
     pub(super) fn maybe_str(&self, keys: &[&str]) -> Option<Option<&'a str>> {

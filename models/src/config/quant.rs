@@ -149,12 +149,14 @@ fn add_all(patterns: &mut Patterns, fields: &Fields<'_>, key: &str, entries: &[&
 fn fp8(fields: &Fields<'_>) -> Option<Scheme> {
     let fmt = fields.maybe_choice(&["fmt"], &["e4m3", "float8_e4m3fn"]);
     let block = block(fields, "weight_block_size");
-    let except = exceptions(fields, "modules_to_not_convert", Plain::ContainerOrTail);
+    let mut except = exceptions(fields, "modules_to_not_convert", Plain::ContainerOrTail)?;
+    // The name that vLLM's own quantizers give the list.
+    add_all(&mut except, fields, "ignored_layers", &fields.maybe_strings("ignored_layers")?.unwrap_or_default())?;
     fmt?;
     let (rows, cols) = block?;
     let groups = vec![Group { targets: None, format: WeightFormat::Fp8Block { rows, cols } }];
     // Checkpoints of this kind keep the head, and transformers excepts it by default.
-    Some(Scheme { groups, except: except?, head: false, ..Scheme::none() })
+    Some(Scheme { groups, except, head: false, ..Scheme::none() })
 }
 
 /// A `[rows, cols]` block that must be there.

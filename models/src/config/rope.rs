@@ -10,7 +10,7 @@ use crate::spec::{RopeScaling, RopeSpec};
 const MAX_THETA: f64 = 1e15;
 const MAX_FACTOR: f64 = 1e6;
 /// Scalings that are read with their exact rule.
-const KNOWN: &[&str] = &["default", "linear", "yarn", "llama3"];
+const KNOWN: &[&str] = &["default", "linear", "dynamic", "yarn", "llama3"];
 /// Layer types whose names key the nested dialect.
 const LAYER_TYPES: &[&str] = &["full_attention", "sliding_attention", "chunked_attention", "linear_attention"];
 
@@ -122,6 +122,8 @@ fn scaling(text: &Fields<'_>, fields: &Fields<'_>, defaults: &RopeDefaults) -> O
     let mscale_all_dim = fields.f64_or(&["mscale_all_dim"], 0.0..=MAX_FACTOR, 0.0);
     let scaling = match kind {
         "linear" => RopeScaling::Linear { factor: factor? },
+        // The base grows only where a sequence is longer than max_position_embeddings, and none here may be.
+        "dynamic" => factor.map(|_| RopeScaling::None)?,
         "llama3" => llama3(text, fields, factor)?,
         _ => yarn(text, fields, factor, mscale_all_dim)?,
     };

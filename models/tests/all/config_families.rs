@@ -93,7 +93,9 @@ fn deepseek_v3() {
     assert_eq!(moe(&plain, 1).router, RouterSpec { normalize: false, normalize_eps: 0.0, ..router });
     assert!(!mla(&plain, 0).rope.interleaved);
     assert_eq!((plain.norm_eps, mla(&plain, 0).latent_norm_eps), (1e-3, 1e-6));
-    assert_eq!(dense_layers(&changed(text, json!({"moe_layer_freq": 2}))), [0, 1, 3]);
+    let every_other = changed(text, json!({"moe_layer_freq": 2}));
+    assert_eq!(dense_layers(&every_other), [0, 1, 3]);
+    assert!(every_other.warnings.iter().any(|w| w.starts_with("moe_layer_freq is 2")), "{:?}", every_other.warnings);
     assert!(changed(text, json!({"tie_word_embeddings": true})).tied_embeddings);
     // A wrapper's own flag counts, the decoder's where it has none.
     let kimi = zoo::find("kimi-k2.5").unwrap().config;
@@ -132,6 +134,34 @@ fn yarn_in_both_dialects() {
     let yarn = json!({"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 64, "attention_factor": 0.5});
     let ratio = changed(text, json!({"rope_parameters": yarn}));
     assert!(matches!(mla(&ratio, 0).rope.scaling, RopeScaling::Yarn { factor: 40.0, attention_factor: 0.5, .. }));
+}
+
+/// Dynamic NTK scaling changes the base for sequences longer than the model's context only, and those are refused.
+#[test]
+fn dynamic_scaling_is_none_within_the_context() {
+    let text = fixture!("tiny-qwen3-moe");
+    let rope = |kind: &str| json!({"rope_parameters": {"rope_type": kind, "rope_theta": 5e5, "factor": 4.0}});
+    let (dynamic, plain) = (changed(text, rope("dynamic")), changed(text, rope("default")));
+    assert_eq!(dynamic, plain);
+    assert_eq!(gqa(&dynamic, 0).rope.as_ref().unwrap().scaling, RopeScaling::None);
+    assert_eq!(changed(text, json!({"rope_parameters": null, "rope_theta": 5e5, "rope_scaling": {"type": "dynamic", "factor": 4}})), plain);
+}
+
+/// Python's None counts as no; an absent flag has the default of its class.
+#[test]
+fn a_null_flag_is_no() {
+    let text = fixture!("tiny-deepseek-v3");
+    let nulls = changed(text, json!({"norm_topk_prob": null, "rope_interleave": null}));
+    assert!(!moe(&nulls, 1).router.normalize && !mla(&nulls, 0).rope.interleaved);
+    let mut absent: Value = serde_json::from_str(text).unwrap();
+    for key in ["norm_topk_prob", "rope_interleave"] {
+        absent.as_object_mut().unwrap().remove(key);
+    }
+    let absent = parsed(&absent.to_string());
+    assert!(moe(&absent, 1).router.normalize && mla(&absent, 0).rope.interleaved);
+    assert!(absent.warnings.iter().any(|w| w.contains("norm_topk_prob = true")), "{:?}", absent.warnings);
+    assert!(!nulls.warnings.iter().any(|w| w.contains("norm_topk_prob")), "{:?}", nulls.warnings);
+    assert!(!gqa(&changed(fixture!("tiny-qwen2-moe"), json!({"qkv_bias": null})), 0).qkv_bias);
 }
 
 #[test]
@@ -232,6 +262,10 @@ fn checkpoint_formats() {
     assert_eq!((moe(&int4, 1).format, mla(&int4, 1).format), (WeightFormat::Int4Group { group: 32 }, WeightFormat::F32));
     let fp8 = parsed(fixture!("tiny-deepseek-v3-fp8"));
     let block = WeightFormat::Fp8Block { rows: 128, cols: 128 };
+    let mut listed: Value = serde_json::from_str(fixture!("tiny-deepseek-v3-fp8")).unwrap();
+    listed["quantization_config"]["ignored_layers"] = json!(["model.layers.1.self_attn"]);
+    let listed = parsed(&listed.to_string());
+    assert_eq!([0, 1].map(|i| mla(&listed, i).format), [block, WeightFormat::F32]);
     assert_eq!((moe(&fp8, 1).format, mla(&fp8, 0).format, fp8.embedding_format), (block, block, WeightFormat::F32));
     // Entries of the exception lists: whole names, last parts and globs.
     let minimax = built_in("minimax-m2.5");

@@ -116,7 +116,7 @@ fn contradictions() {
 #[test]
 fn rotary_scaling() {
     let longrope = [("rope_parameters/rope_type", json!("longrope")), ("rope_parameters/type", json!("longrope"))];
-    rejected(YARN, &longrope, "rope_parameters.rope_type", "longrope", "default, linear, yarn, llama3");
+    rejected(YARN, &longrope, "rope_parameters.rope_type", "longrope", "default, linear, dynamic, yarn, llama3");
     rejected(YARN, &[("rope_parameters/type", json!("linear"))], "rope_parameters.type", "rope_type says otherwise", "rope_type");
     rejected(YARN, &[("rope_parameters/factor", json!(0.5))], "rope_parameters.factor", "is 0.5", "from 1.0");
     rejected(YARN, &[("rope_parameters/beta_slow", json!(64))], "rope_parameters.beta_fast", "less than beta_slow", "at least");
@@ -134,6 +134,8 @@ fn rotary_scaling() {
         "no entry for sliding",
         "sliding",
     );
+    let dynamic = json!({"rope_type": "dynamic", "rope_theta": 1e4});
+    rejected(QWEN3, &[("rope_parameters", dynamic)], "rope_parameters.factor", "dynamic scaling needs it", "from 1");
     let llama = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0, "original_max_position_embeddings": 64});
     rejected(QWEN3, &[("rope_parameters", llama)], "rope_parameters.high_freq_factor", "less than low", "at least");
 }

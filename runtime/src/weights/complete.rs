@@ -27,7 +27,9 @@ const OUTSIDE_MODULES: &[&str] = &[
     "mm_projector.",
     "multi_modal_projector.",
     "model.vision_tower.",
+    "model.vision_model.",
     "model.visual.",
+    "model.mm_projector.",
     "model.multi_modal_projector.",
 ];
 
@@ -75,8 +77,9 @@ pub fn faults(checkpoint: &Checkpoint, spec: &ModelSpec, layers: Layers) -> Vec<
             }
         }
     }
+    // Tensors without elements carry nothing: transformers writes them for a shared expert of no width.
     let extra = Extra { checkpoint, naming: &naming, layers };
-    let unused = checkpoint.tensors().zip(&used).filter(|(t, used)| !**used && !extra.passed_over(t.name));
+    let unused = checkpoint.tensors().zip(&used).filter(|(t, used)| !**used && !extra.passed_over(t.name) && !t.shape.contains(&0));
     faults.extend(unused.map(|(t, _)| Fault::Extra { tensor: t.name.to_string(), found: t.dtype, shape: t.shape.to_vec() }));
     faults
 }
@@ -101,9 +104,13 @@ impl Extra<'_> {
         let tied_head = spec.tied_embeddings && name.strip_prefix(self.naming.head()) == Some(".weight");
         // Buffers that older versions of transformers saved; they follow from the configuration.
         let frequencies = name.ends_with(".rotary_emb.inv_freq");
+        // The gate of such a shared expert has nothing to scale.
+        let idle_gate = name.strip_suffix("shared_expert_gate.weight").is_some_and(|block| {
+            self.checkpoint.get(&format!("{block}shared_expert.down_proj.weight")).is_some_and(|down| down.shape.contains(&0))
+        });
         let wrapper = self.naming.decoder() != "model.";
         let outside = wrapper && OUTSIDE_MODULES.iter().any(|m| name.starts_with(m));
-        tied_head || frequencies || outside || name.starts_with("mtp.") || self.further_layer(name)
+        tied_head || frequencies || idle_gate || outside || name.starts_with("mtp.") || self.further_layer(name)
     }
     /// A layer past the decoder's: of a cut model any, else one that predicts further tokens (it carries `eh_proj`).
     fn further_layer(&self, name: &str) -> bool {

@@ -1,7 +1,7 @@
 //! How checkpoints of each family name the tensors that make up a weight, and how they are laid out there.
 
-use super::source::{Encoding, Matrix, Source, View};
-use moetwin_models::spec::{Attention, DenseSpec, Ffn, GqaSpec, MlaSpec, MoeSpec, QkNorm, SharedExpertSpec};
+use super::source::{Encoding, FP8_SCALE_NAME, FP8_SCALE_NAME_COMPRESSED, Matrix, Source, View};
+use moetwin_models::spec::{Attention, DenseSpec, Ffn, GqaSpec, LayerSpec, MlaSpec, MoeSpec, QkNorm, SharedExpertSpec};
 use moetwin_models::{ModelSpec, WeightFormat, WeightRef, WeightRole};
 
 /// How the routed experts of a layer are stored.
@@ -41,6 +41,8 @@ pub struct Naming<'s> {
     /// The shared expert's module in it.
     shared: &'static str,
     experts: ExpertNames,
+    /// FP8 multipliers are named as compressed-tensors does.
+    compressed_fp8: bool,
 }
 
 /// A weight that no checkpoint naming is known for.
@@ -58,6 +60,10 @@ pub struct NoNaming {
 impl<'s> Naming<'s> {
     /// The names to look for, given what is there. Where nothing tells, the family's own naming.
     pub fn detect(spec: &'s ModelSpec, has: &dyn Fn(&str) -> bool) -> Self {
+        let naming = Self::detect_modules(spec, has);
+        Self { compressed_fp8: naming.finds_compressed_fp8(has), ..naming }
+    }
+    fn detect_modules(spec: &'s ModelSpec, has: &dyn Fn(&str) -> bool) -> Self {
         let prefix = &spec.tensor_prefix;
         // Wrappers put the decoder under `language_model.`; transformers 5 moves that inside `model.`.
         let decoders = [format!("{prefix}model."), "model.".into(), "model.language_model.".into(), "language_model.model.".into()];
@@ -86,9 +92,35 @@ impl<'s> Naming<'s> {
         naming.router = *pick(&[naming.router, "gate", "router"], |r| has(&format!("{block}{r}.weight")));
         naming
     }
+    /// Whether the first FP8 module that has multipliers names them as compressed-tensors does.
+    fn finds_compressed_fp8(&self, has: &dyn Fn(&str) -> bool) -> bool {
+        let fp8 = |format: WeightFormat| matches!(format, WeightFormat::Fp8Block { .. });
+        let down = match self.experts {
+            ExpertNames::Each { down, .. } => down,
+            ExpertNames::Stacked | ExpertNames::Interleaved => "down_proj",
+        };
+        let named = |(index, layer): (usize, &LayerSpec)| {
+            let attention = match &layer.attention {
+                Attention::Mla(mla) => fp8(mla.format),
+                Attention::Gqa(gqa) => fp8(gqa.format),
+                Attention::Linear(_) => false,
+            };
+            let (ffn, module) = match &layer.ffn {
+                Ffn::Dense(dense) => (fp8(dense.format), "mlp.down_proj".to_string()),
+                Ffn::Moe(moe) => (fp8(moe.format), format!("{}.experts.0.{down}", self.moe)),
+            };
+            let modules = [attention.then(|| "self_attn.o_proj".to_string()), ffn.then_some(module)];
+            modules.into_iter().flatten().find_map(|module| {
+                let stored = |name: &str| has(&format!("{}{module}.{name}", self.layer(index)));
+                (stored(FP8_SCALE_NAME) || stored(FP8_SCALE_NAME_COMPRESSED)).then(|| !stored(FP8_SCALE_NAME))
+            })
+        };
+        self.spec.layers.iter().enumerate().find_map(named).unwrap_or(false)
+    }
     /// The naming of a model type, as its checkpoints are published.
     fn family(spec: &'s ModelSpec, decoder: String, head: String) -> Self {
-        let base = Self { spec, decoder, head, moe: "mlp", router: "gate", shared: "shared_experts", experts: PROJ_NAMES };
+        let base =
+            Self { spec, decoder, head, moe: "mlp", router: "gate", shared: "shared_experts", experts: PROJ_NAMES, compressed_fp8: false };
         match spec.model_type.as_str() {
             "mixtral" => Self { moe: "block_sparse_moe", experts: NUMBERED_NAMES, ..base },
             "gpt_oss" => Self { router: "router", experts: ExpertNames::Interleaved, ..base },
@@ -119,11 +151,17 @@ impl<'s> Naming<'s> {
     /// Where the checkpoint keeps a weight: sources whose rows follow each other from 0. Of a weight of all experts of a layer, the
     /// matrix of `expert` (which other roles ignore).
     pub fn sources(&self, weight: WeightRef, expert: u32) -> Result<Vec<Source>, NoNaming> {
-        self.sources_or_none(weight, expert).ok_or_else(|| NoNaming {
+        let mut sources = self.sources_or_none(weight, expert).ok_or_else(|| NoNaming {
             role: weight.role,
             layer: weight.layer,
             model_type: self.spec.model_type.clone(),
-        })
+        })?;
+        for source in sources.iter_mut().filter(|_| self.compressed_fp8) {
+            if let Encoding::Fp8Block { scales, .. } = &mut source.encoding {
+                *scales = FP8_SCALE_NAME_COMPRESSED;
+            }
+        }
+        Ok(sources)
     }
     fn sources_or_none(&self, weight: WeightRef, expert: u32) -> Option<Vec<Source>> {
         let (hidden, vocab) = (self.spec.hidden, self.spec.vocab);

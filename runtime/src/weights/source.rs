@@ -61,10 +61,13 @@ pub enum Encoding {
         /// Where its elements lie.
         view: View,
     },
-    /// FP8 e4m3 elements and a multiplier a block (DeepSeek-V3: `weight`, `weight_scale_inv`).
+    /// FP8 e4m3 elements and a multiplier a block (`weight`, and `weight_scale_inv` in DeepSeek-V3's files, `weight_scale` in those of
+    /// compressed-tensors; both are multiplied by).
     Fp8Block {
         /// The module.
         module: String,
+        /// Name of the multipliers in it.
+        scales: &'static str,
         /// Rows of a block.
         rows: u32,
         /// Columns of a block.
@@ -97,8 +100,10 @@ pub enum Encoding {
 /// Element types that an unquantized tensor may have; the configuration's `dtype` does not bind the file.
 pub(crate) const FLOATS: &[StoredType] = &[StoredType::Bf16, StoredType::F16, StoredType::F32];
 const FP8: &[StoredType] = &[StoredType::F8E4M3];
-const FP8_SCALES: &[StoredType] = &[StoredType::F32, StoredType::Bf16];
-const INT4_SCALES: &[StoredType] = &[StoredType::Bf16];
+/// Name of FP8 multipliers in a module, as DeepSeek-V3 introduced it.
+pub(crate) const FP8_SCALE_NAME: &str = "weight_scale_inv";
+/// The name that compressed-tensors gives them.
+pub(crate) const FP8_SCALE_NAME_COMPRESSED: &str = "weight_scale";
 const PACKED: &[StoredType] = &[StoredType::I32];
 const SHAPE: &[StoredType] = &[StoredType::I32, StoredType::I64];
 const BYTES: &[StoredType] = &[StoredType::U8];
@@ -126,7 +131,9 @@ impl Source {
             WeightFormat::Bf16 | WeightFormat::F16 | WeightFormat::F32 => {
                 Encoding::Plain { tensor: format!("{module}.weight"), view: View::matrix(matrix) }
             }
-            WeightFormat::Fp8Block { rows, cols } if rows > 0 && cols > 0 => Encoding::Fp8Block { module: module.into(), rows, cols },
+            WeightFormat::Fp8Block { rows, cols } if rows > 0 && cols > 0 => {
+                Encoding::Fp8Block { module: module.into(), scales: FP8_SCALE_NAME, rows, cols }
+            }
             WeightFormat::Int4Group { group } if group > 0 => Encoding::Int4Group { module: module.into(), group },
             _ => return None,
         };
@@ -140,16 +147,13 @@ impl Source {
             Encoding::Plain { tensor, view } => {
                 vec![Expected { name: tensor.as_str().into(), shape: view.shape.as_slice().into(), types: FLOATS }]
             }
-            Encoding::Fp8Block { module, rows: r, cols: c } => {
+            Encoding::Fp8Block { module, scales: name, rows: r, cols: c } => {
                 let scales = vec![rows.div_ceil(u64::from(*r)), cols.div_ceil(u64::from(*c))];
-                vec![
-                    expected(format!("{module}.weight"), vec![rows, cols], FP8),
-                    expected(format!("{module}.weight_scale_inv"), scales, FP8_SCALES),
-                ]
+                vec![expected(format!("{module}.weight"), vec![rows, cols], FP8), expected(format!("{module}.{name}"), scales, FLOATS)]
             }
             Encoding::Int4Group { module, group } => vec![
                 expected(format!("{module}.weight_packed"), vec![rows, cols.div_ceil(INT4_PER_WORD)], PACKED),
-                expected(format!("{module}.weight_scale"), vec![rows, cols.div_ceil(u64::from(*group))], INT4_SCALES),
+                expected(format!("{module}.weight_scale"), vec![rows, cols.div_ceil(u64::from(*group))], FLOATS),
                 expected(format!("{module}.weight_shape"), vec![2], SHAPE),
             ],
             Encoding::Mxfp4 { blocks, scales, experts, rows, .. } => {
@@ -167,12 +171,20 @@ impl Source {
         if let (Encoding::Int4Group { .. }, [_, _, shape]) = (&self.encoding, tensors.as_slice()) {
             check_shape(*shape, self.matrix)?;
         }
+        let mut factors = None;
         let scales = match &self.encoding {
             Encoding::Plain { .. } => Cow::Borrowed(&[][..]),
-            Encoding::Fp8Block { .. } => widened(tensors[1]),
-            Encoding::Int4Group { .. } | Encoding::Mxfp4 { .. } => Cow::Borrowed(tensors[1].bytes),
+            Encoding::Fp8Block { .. } if tensors[1].dtype != StoredType::F32 => {
+                Cow::Owned(all_floats(tensors[1])?.iter().flat_map(|x| x.to_le_bytes()).collect())
+            }
+            // The decoder takes bf16 scales: what is stored otherwise is applied to the integers afterwards.
+            Encoding::Int4Group { .. } if tensors[1].dtype != StoredType::Bf16 => {
+                let scales = factors.insert(all_floats(tensors[1])?);
+                Cow::Owned(bf16::ONE.to_le_bytes().repeat(scales.len()))
+            }
+            Encoding::Fp8Block { .. } | Encoding::Int4Group { .. } | Encoding::Mxfp4 { .. } => Cow::Borrowed(tensors[1].bytes),
         };
-        Ok(OpenSource { source: self, tensors, scales })
+        Ok(OpenSource { source: self, tensors, scales, factors })
     }
 }
 
@@ -227,6 +239,8 @@ pub(crate) struct OpenSource<'c, 's> {
     tensors: Vec<StoredTensor<'c>>,
     /// Scales as the decoder takes them; empty for unquantized matrices.
     scales: Cow<'c, [u8]>,
+    /// Multipliers of INT4 groups that the decoder was given ones for, row-major.
+    factors: Option<Vec<f32>>,
 }
 
 impl OpenSource<'_, '_> {
@@ -250,16 +264,20 @@ impl OpenSource<'_, '_> {
         let (stored_row, cols) = (index(stored_row)?, index(cols.start)?..index(cols.end)?);
         let start = out.len();
         out.resize(start + cols.len(), 0.0);
-        matrix.decode_into(stored_row..stored_row + 1, cols, &mut out[start..]).map_err(|e| undecodable(e.to_string()))
+        matrix.decode_into(stored_row..stored_row + 1, cols.clone(), &mut out[start..]).map_err(|e| undecodable(e.to_string()))?;
+        if let (Some(factors), WeightFormat::Int4Group { group }) = (&self.factors, format) {
+            let first = stored_row * columns.div_ceil(group as usize);
+            cols.zip(&mut out[start..]).for_each(|(col, value)| *value *= factors[first + col / group as usize]);
+        }
+        Ok(())
     }
 }
 
-/// Scales of an FP8 matrix as f32; some publishers store them as bf16.
-fn widened(scales: StoredTensor<'_>) -> Cow<'_, [u8]> {
-    if scales.dtype != StoredType::Bf16 {
-        return Cow::Borrowed(scales.bytes);
-    }
-    Cow::Owned(scales.bytes.chunks_exact(2).flat_map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32().to_le_bytes()).collect())
+/// All elements of a floating-point tensor. Publishers store scales in the type of the model.
+fn all_floats(tensor: StoredTensor<'_>) -> Result<Vec<f32>, Fault> {
+    let mut values = Vec::new();
+    read_floats(tensor, 0, 1, tensor.shape.iter().product(), &mut values)?;
+    Ok(values)
 }
 
 /// Appends `count` floating-point elements, `stride` apart, from element `first` on.

@@ -44,6 +44,28 @@ pub enum CpuFamily {
 }
 
 impl CpuFamily {
+    /// Every family.
+    pub const ALL: [CpuFamily; 6] = [
+        CpuFamily::Amd,
+        CpuFamily::IntelOther,
+        CpuFamily::IntelSkylake,
+        CpuFamily::IntelSapphireRapids,
+        CpuFamily::IntelEmeraldRapids,
+        CpuFamily::Arm,
+    ];
+
+    /// Name, as in machine files.
+    pub fn name(self) -> &'static str {
+        match self {
+            CpuFamily::Amd => "amd",
+            CpuFamily::IntelOther => "intel-other",
+            CpuFamily::IntelSkylake => "intel-skylake",
+            CpuFamily::IntelSapphireRapids => "intel-sapphire-rapids",
+            CpuFamily::IntelEmeraldRapids => "intel-emerald-rapids",
+            CpuFamily::Arm => "arm",
+        }
+    }
+
     /// The rate NCCL assumes between two sockets, bytes per second.
     pub fn nccl_socket_bytes_per_s(self) -> u64 {
         let gigabytes = match self {

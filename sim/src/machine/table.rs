@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn the_shipped_table_reads_to_the_byte() {
         let models = gpu_models();
-        assert_eq!(models.len(), 21);
+        assert_eq!(models.len(), 38);
         let server = gpu_named("RTX PRO 6000 Blackwell Server Edition").expect("in the table");
         assert_eq!(server.sm(), 120);
         assert_eq!(server.sm_count, 188);

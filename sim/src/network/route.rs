@@ -163,6 +163,13 @@ impl<'m> Network<'m> {
         })
     }
 
+    /// Lanes of the NVLinks that lead from one GPU to another, directly or through NVSwitch; none if no such way does.
+    pub fn nvlink_lanes(&self, a: usize, b: usize) -> Option<u8> {
+        let path = self.nvlink_path(self.vertex(a).ok()?, self.vertex(b).ok()?)?;
+        let lanes = |id: LinkId| if let LinkKind::NvLink { lanes } = self.machine.links[id].kind { Some(lanes) } else { None };
+        path.into_iter().filter_map(lanes).min()
+    }
+
     fn finish(&self, class: PathClass, access: Access, start: VertexId, path: &[LinkId]) -> Route {
         let mut at = start;
         let mut hops: Vec<(u32, u64)> = Vec::new();

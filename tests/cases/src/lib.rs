@@ -14,6 +14,7 @@ pub mod init_plans;
 mod machine;
 pub mod models;
 mod safetensors;
+pub mod topology;
 
 pub use config::check_config;
 pub use deployment::check_deployment;
@@ -23,6 +24,7 @@ pub use index::check_index;
 pub use init_plans::check_init_plan;
 pub use machine::check_machine;
 pub use safetensors::check_safetensors;
+pub use topology::{check_import_log, check_import_lspci, check_import_lspci_tree, check_import_nccl, check_import_p2p, check_import_smi};
 
 /// Takes any bytes and panics where a promise is broken.
 pub type Check = fn(&[u8]);
@@ -39,6 +41,12 @@ pub const TARGETS: &[(&str, Check)] = &[
     ("launch_case", check_case),
     ("launch_command", check_command),
     ("launch_log", check_log),
+    ("import_smi", check_import_smi),
+    ("import_nccl", check_import_nccl),
+    ("import_lspci", check_import_lspci),
+    ("import_lspci_tree", check_import_lspci_tree),
+    ("import_p2p", check_import_p2p),
+    ("import_log", check_import_log),
 ];
 
 /// What every rejection must be: a reason of a readable length, whatever the input was.

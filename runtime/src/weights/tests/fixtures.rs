@@ -97,7 +97,7 @@ fn one_error_lists_all_that_is_wrong_before_anything_is_computed() {
         [
             "model.layers.0.self_attn.q_a_proj.weight: shape [64, 32], expected [32, 64]",
             "model.layers.1.mlp.gate.weight: element type I16, expected one of BF16, F16, F32",
-            "model.layers.2.mlp.experts.7.up_proj.weight_scale: missing, expected [64, 2] with BF16 (there is \
+            "model.layers.2.mlp.experts.7.up_proj.weight_scale: missing, expected [64, 2] with one of BF16, F16, F32 (there is \
              model.layers.2.mlp.experts.7.up_proj.weight_packed in I32; does the configuration's quantization match?)",
             "model.norm.weight: missing, expected [64] with one of BF16, F16, F32",
             "lm_head.weight_packed: extra, I32 [1]: the model has no use for it",
@@ -176,7 +176,7 @@ fn decoders_inside_wrappers_are_found() {
     same_under(name, &wrapped, str::to_owned);
     let mut t = tensors(name);
     t.iter_mut().for_each(|t| t.name = format!("language_model.{}", t.name));
-    for outside in ["vision_tower.encoder.weight", "mm_projector.linear.bias"] {
+    for outside in ["vision_tower.encoder.weight", "mm_projector.linear.bias", "model.mm_projector.in_proj.weight"] {
         t.push(OutTensor::f32(outside, vec![1], vec![0.0]));
     }
     assert!(told(&t, &wrapped).is_empty());
@@ -308,6 +308,60 @@ fn fp8_scales_may_be_bf16() {
         narrow.values = OutValues::Raw(StoredType::Bf16, scales.iter().flat_map(|s| s.to_le_bytes()).collect());
     }
     assert_eq!(all_values(&open(&t, &spec, Layers::All).unwrap()), all_values(&open(&wide, &spec, Layers::All).unwrap()));
+}
+
+/// compressed-tensors names the same multipliers otherwise.
+#[test]
+fn fp8_scales_have_two_names() {
+    let name = "tiny-deepseek-v3-fp8";
+    same_under(name, &fixture_spec(name), |n| n.replace("weight_scale_inv", "weight_scale"));
+    let mut t = tensors(name);
+    t.retain(|t| t.name != "model.layers.1.self_attn.o_proj.weight_scale_inv");
+    assert!(told(&t, &fixture_spec(name))[0].starts_with("model.layers.1.self_attn.o_proj.weight_scale_inv: missing"));
+}
+
+/// Scales of INT4 groups come in the model's type; the product with the integer is rounded once, to f32.
+#[test]
+fn int4_scales_may_be_f16_or_f32() {
+    let (spec, original) = (fixture_spec("tiny-kimi-k2-int4"), tensors("tiny-kimi-k2-int4"));
+    let module = "model.layers.2.mlp.experts.5.up_proj";
+    let stored = |name: &str| original.iter().find(|t| t.name == format!("{module}.{name}")).unwrap();
+    let OutValues::Raw(_, words) = &stored("weight_packed").values else { panic!() };
+    let nibble = |row: usize, col: usize| (words[row * 32 + col / 2] >> (4 * (col % 2)) & 15) as f32 - 8.0;
+    let scales = f32s(stored("weight_scale"));
+    // A factor that makes every scale one that bf16 cannot hold.
+    let own = |scale: f32| half::f16::from_f32(scale * 1.003).to_f32();
+    let changed = |make: &dyn Fn(Vec<f32>) -> OutValues| {
+        let mut t = original.clone();
+        t.iter_mut().filter(|t| t.name.ends_with("weight_scale")).for_each(|t| t.values = make(f32s(t).into_iter().map(own).collect()));
+        all_values(&open(&t, &spec, Layers::All).unwrap_or_else(|e| panic!("{e}")))
+    };
+    let wide = changed(&OutValues::F32);
+    let narrow = changed(&|v| OutValues::Raw(StoredType::F16, v.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect()));
+    assert_eq!(wide, narrow);
+    for (row, col) in [(0, 0), (7, 31), (7, 32), (63, 63)] {
+        let found = value(&wide, "layers.2.moe.experts.gate_up.weight", &[5, 64 + row, col]);
+        assert_eq!(found, nibble(row, col) * own(scales[row * 2 + col / 32]), "row {row}, column {col}");
+    }
+}
+
+/// transformers writes tensors without elements for a shared expert of no width, and Qwen2's gate of it.
+#[test]
+fn shared_experts_without_width_are_no_fault() {
+    let (mut spec, mut t) = (fixture_spec("tiny-qwen2-moe"), tensors("tiny-qwen2-moe"));
+    for layer in &mut spec.layers {
+        if let moetwin_models::spec::Ffn::Moe(moe) = &mut layer.ffn {
+            moe.shared = None;
+        }
+    }
+    let gates = t.iter().filter(|t| t.name.ends_with("shared_expert_gate.weight")).count();
+    for tensor in t.iter_mut().filter(|t| t.name.contains(".shared_expert.")) {
+        let down = tensor.name.ends_with("down_proj.weight");
+        (tensor.shape, tensor.values) = (if down { vec![64, 0] } else { vec![0, 64] }, OutValues::F32(Vec::new()));
+    }
+    assert_eq!((gates, told(&t, &spec)), (3, Vec::new()));
+    t.retain(|t| !t.name.contains(".shared_expert."));
+    assert_eq!(told(&t, &spec).len(), gates, "a gate whose expert is not there at all");
 }
 
 #[test]
