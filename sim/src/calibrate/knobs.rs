@@ -58,6 +58,7 @@ pub(super) fn knobs() -> Vec<(&'static str, Find)> {
         "collectives.point_to_point.simple_latency_ps": collectives.point_to_point.simple_latency,
         "collectives.point_to_point.per_peer_ps": collectives.point_to_point.per_peer,
         "collectives.custom.barrier_ps": collectives.custom.barrier,
+        "collectives.custom.push_barrier_ps": collectives.custom.push_barrier,
         "collectives.custom.per_rank_ps": collectives.custom.per_rank,
         "collectives.custom.phase_ps": collectives.custom.phase,
         "launch.eager_kernel_ps": launch.eager_kernel,

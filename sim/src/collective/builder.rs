@@ -2,8 +2,8 @@
 
 use super::nccl::{NcclGraph, hop};
 use super::plan::{Flow, Plan};
-use super::{CollectiveRequest, Launch, Protocol};
-use crate::machine::{Machine, PathClass, RingFigures, SharedMemory};
+use super::{CollectiveRequest, Launch, Library, Protocol};
+use crate::machine::{Figure, Machine, PathClass, RingFigures, SharedMemory};
 use crate::network::{Access, Network, Route, RouteError};
 use crate::time::{Duration, Time};
 
@@ -65,6 +65,15 @@ impl Builder<'_> {
             (_, Access::Bounce | Access::BounceFirst) => &figures.host,
             (PathClass::Nvl, _) => &figures.nvlink,
             _ => &figures.pcie,
+        }
+    }
+
+    /// The barrier of the library's own kernel.
+    pub(super) fn barrier(&self) -> &Figure<Duration> {
+        let custom = &self.machine().collectives.custom;
+        match self.request.library {
+            Library::Sglang | Library::Trtllm => &custom.push_barrier,
+            Library::Nccl | Library::Vllm | Library::OneShot => &custom.barrier,
         }
     }
 

@@ -69,7 +69,7 @@ fn expand_phases(builder: &Builder<'_>, access: Access, phases: &[Phase]) -> Res
     let n = builder.ranks();
     let figures = &builder.machine().collectives.custom;
     let mut plan = Plan::new(n);
-    let mut barrier = figures.barrier.value + figures.per_rank.value * (n as u64).saturating_sub(2);
+    let mut barrier = builder.barrier().value + figures.per_rank.value * (n as u64).saturating_sub(2);
     let mut farthest = Duration::ZERO;
     for &(from, to, _) in phases.iter().flatten() {
         let route = plan.route(from, to, || -> Result<_, RouteError> {

@@ -117,7 +117,7 @@ pub(super) fn provenance(builder: &Builder<'_>, algorithm: Algorithm, protocol: 
             let point = &figures.point_to_point;
             out.push(entry("message latency", if protocol == Protocol::Ll { &point.ll_latency } else { &point.simple_latency }));
         }
-        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Hierarchical => out.push(entry("barrier", &figures.custom.barrier)),
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Hierarchical => out.push(entry("barrier", builder.barrier())),
         Algorithm::Nvls => out.extend(figures.nvls.as_ref().map(|nvls| entry("NVLS latency", &nvls.latency))),
         Algorithm::Symmetric => out.extend(figures.nvls.as_ref().map(|nvls| entry("symmetric latency", &nvls.symmetric_latency))),
         Algorithm::Ring | Algorithm::Tree => {}

@@ -179,6 +179,9 @@ pub struct KernelFigures {
     /// Start and end of the kernel and its barrier among two ranks through peer flags, beyond the path's latency.
     #[serde(rename = "barrier_ps")]
     pub barrier: Figure<Duration>,
+    /// The same of the kernels that push flags with the data instead of meeting at a barrier first (SGLang's since 0.5.14, TensorRT-LLM's).
+    #[serde(rename = "push_barrier_ps")]
+    pub push_barrier: Figure<Duration>,
     /// Extra per further rank.
     #[serde(rename = "per_rank_ps")]
     pub per_rank: Figure<Duration>,

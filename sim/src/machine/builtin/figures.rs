@@ -5,6 +5,7 @@ use crate::machine::{
     CollectiveFigures, CpuFamily, Figure, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, PathClass, PointToPointFigures, RingFigures,
     SharedMemory,
 };
+use crate::time::Duration;
 
 /// The figures of a ring, in nanoseconds and 10^9 bytes per second.
 #[derive(Clone, Copy)]
@@ -63,6 +64,8 @@ pub(super) struct Collectives {
     pub(super) message: [u64; 5],
     /// Barrier of two, extra per rank, thousandths of a link, extra of a second phase.
     pub(super) custom: [u64; 4],
+    /// The barrier, where it is not of the group's source; that of kernels that push, where it is another.
+    pub(super) barriers: [Option<Figure<Duration>>; 2],
 }
 
 /// What a fit to a machine's tables gave; what its tables do not speak of stays as it is for like machines.
@@ -110,6 +113,9 @@ impl Collectives {
             link_permille: from.figure(link_permille),
         };
         let [barrier, per_rank, custom_permille, phase] = self.custom;
+        let [own, push] = self.barriers;
+        let barrier = own.unwrap_or_else(|| from.figure(ns(barrier)));
+        let push_barrier = push.unwrap_or_else(|| barrier.clone());
         let figures = CollectiveFigures {
             nccl: NcclFacts { cpu: self.cpu, p2p_level: self.p2p_level, one_process_memory: self.one_process },
             kernel: from.figure(ns(self.kernel)),
@@ -119,7 +125,8 @@ impl Collectives {
             nvls,
             point_to_point,
             custom: KernelFigures {
-                barrier: from.figure(ns(barrier)),
+                barrier,
+                push_barrier,
                 per_rank: from.figure(ns(per_rank)),
                 link_permille: from.figure(custom_permille),
                 phase: from.figure(ns(phase)),

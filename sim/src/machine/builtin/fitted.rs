@@ -123,14 +123,14 @@ pub(super) const RTX_5090: Fitted = Fitted {
     launch: None,
 };
 
-/// 8x L40S, NCCL 2.27.3.
+/// 8x L40S, NCCL 2.27.3; messages as those of the RTX PRO 6000 Server node.
 pub(super) const L40S: Fitted = Fitted {
     kernel: 4590,
     nvlink: None,
     pcie: Some(Ring::new([700, 756, 2000], [2500, 3], [7840, 500, 60, 1], 38)),
     host: Some(Ring::new([556, 1500, 1348], [4000, 2], [3500, 1000, 17, 1], 221)),
     nvls: None,
-    message: None,
+    message: Some([1650, 4200, 462, 20, 1000]),
     custom: Some([2520, 200, 923, 4000]),
     launch: Some([4000, 40_000, 104_719]),
 };

@@ -29,6 +29,7 @@ fn figures(from: Sourced, cpu: Figure<CpuFamily>, p2p_level: Figure<PathClass>) 
         nvls: None,
         message: [3000, 6000, 500, 20, 900],
         custom: [1500, 200, 800, 4000],
+        barriers: [None, None],
     }
 }
 

@@ -75,6 +75,10 @@ fn hopper(from: Sourced) -> Collectives {
         nvls: Some([25_000, 175, 275, 46_000, 13_000, 265]),
         message: [1500, 5500, 130, 240, 650],
         custom: [900, 120, 800, 2500],
+        barriers: [
+            Some(Figure::assumed(ns(4400), "between vLLM's kernels on A100 and B200")),
+            Some(Figure::measured(ns(900), "fitted to SGLang 0.5.14 tables of 8 H200 SXM (aiconfigurator 095f58a)")),
+        ],
     }
 }
 
@@ -141,6 +145,7 @@ pub(super) fn a100() -> Machine {
             nvls: None,
             message: [6000, 9500, 100, 200, 900],
             custom: [3000, 300, 762, 2500],
+            barriers: [None, None],
         }
         .fitted(&fitted::A100),
     })
@@ -162,6 +167,7 @@ fn blackwell(from: Sourced) -> Collectives {
         nvls: Some([15_000, 400, 480, 30_000, 14_500, 335]),
         message: [2000, 8500, 100, 350, 700],
         custom: [4500, 120, 700, 2500],
+        barriers: [None, Some(Figure::assumed(ns(1400), "SGLang's on H200, longer by as much as NCCL's kernel is"))],
     }
 }
 
@@ -256,6 +262,7 @@ pub(super) fn v100() -> Machine {
         nvls: None,
         message: [6000, 9500, 100, 40, 900],
         custom: [900, 120, 800, 2500],
+        barriers: [None, None],
     }
     .fitted(&fitted::V100);
     let summary = "8 V100 SXM2 32 GB in a hybrid cube mesh of NVLink 2, two sockets, four PCIe 3.0 switches";

@@ -36,6 +36,7 @@ fn figures(from: Sourced, cpu: Figure<CpuFamily>, p2p_level: Figure<PathClass>) 
         nvls: None,
         message: [1650, 4200, 462, 40, 1000],
         custom: [2500, 200, 900, 3000],
+        barriers: [None, None],
     }
 }
 
