@@ -260,6 +260,7 @@ impl OpenSource<'_, '_> {
         }
         Ok(())
     }
+
     /// Appends the codes of columns `cols` of a row, and the scale of every `scale_cols`-th of them.
     pub(crate) fn read_packed(
         &self,
@@ -279,12 +280,12 @@ impl OpenSource<'_, '_> {
         Ok(())
     }
 
-    /// What a decoded value is still to be multiplied by: the group's scale where the decoder was given ones.
+    /// What an element that the decoder gave is multiplied by: 1 where the decoder was given the scales.
     fn factor(&self, stored_row: usize, col: usize) -> f32 {
         match (&self.factors, &self.source.encoding) {
             (Some(factors), Encoding::Int4Group { group, .. }) => {
-                let columns = usize::try_from(self.source.matrix.cols).unwrap_or(usize::MAX);
-                factors[stored_row * columns.div_ceil(*group as usize) + col / *group as usize]
+                let groups = self.source.matrix.cols.div_ceil(u64::from(*group)) as usize;
+                factors[stored_row * groups + col / *group as usize]
             }
             _ => 1.0,
         }
