@@ -20,7 +20,7 @@ Examples:
   moetwin calibrate --report
   moetwin calibrate --machine 4x-gb200 --from sim/data/nccl-tests/manifest.json --report --json
   moetwin calibrate --machine 8x-h100-sxm --from sim/data/nccl-tests/aic-h100-sxm-allreduce.txt
-  moetwin calibrate --from sim/data/nccl-tests/aic-rtx-pro-6000-server-allgather.txt,p2p=on --out my.json
+  moetwin calibrate --from sim/data/nccl-tests/manifest.json --out my.json
 
 A log is the output of nccl-tests, or a table of the same times. What it does not say of itself is told behind its name: \
 op, library, launch, ranks, column, p2p, algorithm, protocol, nccl-graph. A file named *.json is a manifest: a list of \

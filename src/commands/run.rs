@@ -60,7 +60,7 @@ Examples:
   moetwin run --prompt \"JULIET:\" --max-tokens 40 --temperature 0.8 --seed 7
   moetwin run --prompt-ids 1,2,3 --tp 2 --ep 2 --json
   moetwin run --synthetic --layers 2 --prompt-ids 5,6,7 --dump values.safetensors
-  moetwin run --backend cuda --model kimi-k2.5 --synthetic --layers 8 --batch 4 --context 128 --max-tokens 64
+  moetwin run --backend cuda --model kimi-k2.5 --synthetic --layers 8 --batch 4 --context 128
 
 Without --model the small model that ships with moetwin runs: a mixture of experts with INT4 weights, trained on Shakespeare. The batch and its context come from the prompts; with --synthetic and no prompt, --batch prompts of --context tokens are drawn by --seed. The CPU reference computes in f32, in launch order; with --seed N it runs commands in
 a seeded order that streams and events allow, which must not change a value.
