@@ -30,7 +30,19 @@ fn words(line: &str) -> Vec<String> {
 #[test]
 fn examples_run() {
     let mut seen = BTreeSet::new();
-    for subcommand in ["sim", "graph", "run", "model list", "model show", "machine list", "machine show", "machine import", "completions"] {
+    for subcommand in [
+        "sim",
+        "graph",
+        "run",
+        "collective",
+        "calibrate",
+        "model list",
+        "model show",
+        "machine list",
+        "machine show",
+        "machine import",
+        "completions",
+    ] {
         let help = line(&format!("{subcommand} --help")).out;
         let found = examples(&help);
         assert!(!found.is_empty(), "{subcommand} has no example");
@@ -55,7 +67,9 @@ fn examples_run() {
 
 #[test]
 fn every_flag_and_subcommand_is_explained() {
-    for subcommand in ["", "sim", "graph", "run", "model", "machine", "machine import", "machine detect", "completions"] {
+    for subcommand in
+        ["", "sim", "graph", "run", "collective", "calibrate", "model", "machine", "machine import", "machine detect", "completions"]
+    {
         let help = line(&format!("{subcommand} --help")).out;
         let mut lines = help.lines().peekable();
         while let Some(l) = lines.next() {

@@ -13,11 +13,13 @@ mod meet;
 mod network;
 mod price;
 mod span;
+mod traffic;
 mod transport;
 
 pub use network::Backends;
 pub use price::gpu_rates;
 pub use span::{Cause, ExchangeId, ExchangeRecord, SimTrace, Span, SpanId, SpanKind, Track};
+pub use traffic::LinkShares;
 pub use transport::{Exchange, Outcome, Transport};
 
 use crate::collective::{GraphMode, Library};
