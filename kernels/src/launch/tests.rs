@@ -11,6 +11,9 @@ fn defined(kernel: &str, text: &str) -> bool {
         let made = if tokens == "single" { format!("SINGLE({format},") } else { format!("({format}, {tokens},") };
         return text.contains(&made);
     }
+    if let Some(held) = kernel.strip_prefix("route_").filter(|h| h.parse::<u32>().is_ok()) {
+        return text.contains(&format!("ROUTE_ROWS({held})"));
+    }
     if let Some(pairs) = kernel.strip_prefix("attend_").filter(|p| p.parse::<u32>().is_ok()) {
         return text.contains(&format!("ATTEND({pairs})"));
     }

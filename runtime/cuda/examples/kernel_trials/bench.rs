@@ -130,8 +130,11 @@ pub(crate) fn run(trial: &mut Trial, spec: &ModelSpec, only: Option<&str>, sweep
         let bytes = if experts { shape.bytes as f64 * distinct as f64 / copies as f64 } else { shape.bytes as f64 };
         let extra = if experts { format!(", {} distinct experts", distinct / copies) } else { String::new() };
         for parts in [0, 1, 2, 4, 8] {
-            if parts > 0 && !(sweep && placed.iter_mut().fold(false, |any, p| p.set_parts(parts) || any)) {
-                continue;
+            if parts > 0 {
+                let changed = placed.iter_mut().filter_map(|p| (sweep && p.set_parts(parts)).then_some(())).count();
+                if changed == 0 {
+                    continue;
+                }
             }
             let list: Vec<_> = placed.iter().collect();
             let graph = trial.capture(&list)?;
