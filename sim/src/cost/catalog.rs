@@ -154,7 +154,8 @@ const STAND_INS: &[(&[&str], &[&str])] = &[
 /// Whose kernels run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kernels {
-    /// Nobody's in particular: vLLM's, which were measured on every GPU that has tables, then SGLang's.
+    /// Nobody's in particular: vLLM's, which were measured on every GPU that has tables, then SGLang's; of MLA, a core measured by itself
+    /// before one derived from a module.
     #[default]
     Any,
     /// SGLang's.

@@ -9,13 +9,14 @@ use super::left_out::left_out_error;
 use super::query::{CacheType, Query};
 use super::rates::{Element, GpuRates};
 use super::table::{Family, Table};
-use super::{CostTable, Estimate, ExpertsShape};
+use super::{AttentionShape, CostTable, Estimate, ExpertsShape};
 use std::cell::RefCell;
 
 /// Tables that apply to one GPU.
 #[derive(Debug)]
 pub struct KernelTables {
     sets: Vec<SetTables>,
+    kernels: Kernels,
 }
 
 /// One engine's tables of one GPU.
@@ -89,7 +90,7 @@ impl KernelTables {
     pub fn for_gpu(name: &str, kernels: Kernels) -> Option<Self> {
         let sets: Vec<SetTables> =
             sources(name, kernels).into_iter().map(|source| SetTables { source, parsed: RefCell::default() }).collect();
-        (!sets.is_empty()).then_some(Self { sets })
+        (!sets.is_empty()).then_some(Self { sets, kernels })
     }
     /// The sets, those asked first in front.
     pub fn sources(&self) -> impl Iterator<Item = &Source> {
@@ -132,6 +133,10 @@ impl SetTables {
         }
         out
     }
+    fn core(&self, shape: AttentionShape, cache: CacheType) -> Option<Estimate> {
+        let key = AttentionKey { family: Family::MlaDecode, geometry: Geometry::MLA_DECODE, cache };
+        self.parsed.borrow_mut().attention(&self.source, key)?.estimate(shape)
+    }
     fn estimate(&self, query: &Query) -> Option<Estimate> {
         let mut parsed = self.parsed.borrow_mut();
         let source = &self.source;
@@ -170,6 +175,13 @@ impl SetTables {
 }
 
 impl KernelTables {
+    /// Where nobody's kernels are asked for, an MLA core that was measured by itself on this GPU, before one derived from a module.
+    fn measured_core(&self, query: &Query) -> Option<Estimate> {
+        let Query::MlaDecode(shape, cache) = *query else { return None };
+        let slug = self.sets.first().filter(|_| self.kernels == Kernels::Any)?.source.slug;
+        let mut alike = self.sets.iter().enumerate().filter(|(_, s)| s.source.slug == slug);
+        alike.find_map(|(set, s)| s.core(shape, cache).map(|e| Estimate { set, ..e }))
+    }
     /// Weights in mxfp4 may also be multiplied with activations in mxfp8, which every engine offers on GPUs that have the kernel, whoever
     /// measured it: the faster of the two.
     fn narrow_experts(&self, shape: ExpertsShape, wide: Option<Estimate>) -> Option<Estimate> {
@@ -186,9 +198,9 @@ impl CostTable for KernelTables {
     /// Of the tables of equal standing, the fastest of those that fit best: an engine tries its kernels and keeps the best. Those of lower
     /// standing are asked where the others have nothing, or only times of other shapes.
     fn estimate(&self, query: &Query) -> Option<Estimate> {
-        let mut best: Option<Estimate> = None;
+        let mut best = self.measured_core(query);
         let mut from = 0;
-        while let Some(first) = self.sets.get(from) {
+        while let Some(first) = self.sets.get(from).filter(|_| best.is_none()) {
             let alike = self.sets[from..].iter().take_while(|s| s.source.standing == first.source.standing).count();
             for (index, set) in self.sets.iter().enumerate().skip(from).take(alike) {
                 let Some(found) = set.estimate(query).map(|e| Estimate { set: index, ..e }) else { continue };
@@ -196,9 +208,6 @@ impl CostTable for KernelTables {
                 if best.as_ref().is_none_or(|b| worth(&found) < worth(b)) {
                     best = Some(found);
                 }
-            }
-            if best.is_some() {
-                break;
             }
             from += alike;
         }
