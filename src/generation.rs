@@ -20,8 +20,6 @@ use moetwin::runtime::weights::{OutTensor, WeightSource, write_to};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Longest wait for GPUs: loading a communicator or running a step on them takes seconds at most.
-const DEVICE_DEADLINE: Duration = Duration::from_secs(60);
 /// How long processes wait for each other to be started: a launcher starts hosts one after the other.
 const MEETING_DEADLINE: Duration = Duration::from_secs(120);
 
@@ -108,6 +106,8 @@ pub(crate) struct OnGpus<'a> {
     pub(crate) graphs: bool,
     /// A fault to inject.
     pub(crate) inject: Option<Injection>,
+    /// Longest wait for any rank.
+    pub(crate) deadline: Duration,
     /// This process's place, where a launcher has started one process a rank.
     pub(crate) launcher: Option<&'a Launcher>,
     /// GPUs that this process sees.
@@ -116,7 +116,7 @@ pub(crate) struct OnGpus<'a> {
 
 /// GPUs with room for `capacity` tokens a sequence.
 pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<CudaExecutor, Failure> {
-    let options = CudaOptions { capacity, deadline: DEVICE_DEADLINE, graphs: how.graphs, inject: how.inject };
+    let options = CudaOptions { capacity, deadline: how.deadline, graphs: how.graphs, inject: how.inject };
     let running = |e: String| Failure::Running(e);
     let Some(launcher) = how.launcher else {
         return CudaExecutor::open(job.deployment.ranks(), options).map_err(|e| running(e.to_string()));

@@ -86,7 +86,7 @@ fn the_routing_that_ships_is_the_models_own() {
     let fits = line("sim --machine 2x-rtx-4090 --model shakespeare-moe-int4 --ep 2 --batch 8 --routing shakespeare --json").json();
     let even = line("sim --machine 2x-rtx-4090 --model shakespeare-moe-int4 --ep 2 --batch 8 --json").json();
     assert_ne!(fits["step_ms"], even["step_ms"]);
-    line("sim --routing shakespeare").refused(&["--routing 'shakespeare'", "MoE layer 5"]);
+    line("sim --routing shakespeare").refused(&["--routing 'shakespeare'", "16 experts"]);
 }
 
 #[test]

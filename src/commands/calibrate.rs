@@ -3,10 +3,11 @@
 use crate::args::DEFAULT_MACHINE;
 use crate::error::{Failure, InputError, Outcome};
 use crate::output::{self, NewFile};
-use crate::report::calibrate as report;
+use crate::report::{calibrate as report, kernels};
 use crate::resolve;
 use clap::Args;
 use moetwin::sim::calibrate::{CalibrateError, Fit, Table, fit, leave_one_out, residuals, table_errors};
+use moetwin::sim::cost::family_errors;
 use moetwin::sim::import::tables::{self, KEYS, Told};
 use moetwin::sim::machine::Machine;
 use std::path::{Path, PathBuf};
@@ -16,9 +17,10 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "\
 Examples:
   moetwin calibrate --machine 8x-l40s --from sim/data/nccl-tests/manifest.json
+  moetwin calibrate --report
   moetwin calibrate --machine 4x-gb200 --from sim/data/nccl-tests/manifest.json --report --json
   moetwin calibrate --machine 8x-h100-sxm --from sim/data/nccl-tests/aic-h100-sxm-allreduce.txt
-  moetwin calibrate --from sim/data/nccl-tests/aic-rtx-pro-6000-server-allgather.txt,p2p=on --out my.json
+  moetwin calibrate --from sim/data/nccl-tests/manifest.json --out my.json
 
 A log is the output of nccl-tests, or a table of the same times. What it does not say of itself is told behind its name: \
 op, library, launch, ranks, column, p2p, algorithm, protocol, nccl-graph. A file named *.json is a manifest: a list of \
@@ -29,12 +31,13 @@ pub(crate) struct CalibrateArgs {
     #[arg(long, value_name = "NAME|FILE", default_value = DEFAULT_MACHINE)]
     machine: String,
     /// Logs of collectives on that machine, or a manifest of such logs
-    #[arg(long, value_name = "FILE[,KEY=VALUE..]", required = true, num_args = 1..)]
+    #[arg(long, value_name = "FILE[,KEY=VALUE..]", required_unless_present = "report", num_args = 1..)]
     from: Vec<String>,
     /// Write the fitted machine here
     #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Say how well each table is predicted by a fit to the others
+    /// Say how well each table is predicted by a fit to the others; without --from, how well kernel times of the shipped tables predict
+    /// those that are left out
     #[arg(long)]
     report: bool,
     /// Print one JSON object instead of text
@@ -58,6 +61,15 @@ pub(crate) struct Answer {
 
 /// Fits and prints.
 pub(crate) fn run(args: &CalibrateArgs) -> Result<Outcome, Failure> {
+    if args.from.is_empty() {
+        let errors = family_errors();
+        if args.json {
+            output::answer_json(&kernels::json(&errors))?;
+        } else {
+            output::answer(&kernels::text(&errors))?;
+        }
+        return Ok(Outcome::Yes);
+    }
     let file = args.out.as_deref().map(|path| NewFile::plan("--out", path)).transpose()?;
     let before = resolve::machine("--machine", &args.machine)?;
     let tables = read_tables(args, &before)?;

@@ -4,6 +4,7 @@ pub(crate) mod calibrate;
 mod check;
 pub(crate) mod collective;
 mod completions;
+mod doctor;
 mod graph;
 mod machine;
 mod model;
@@ -35,6 +36,8 @@ pub(crate) enum Command {
     Model(model::ModelArgs),
     /// Built-in machines, and what a machine file says
     Machine(machine::MachineArgs),
+    /// What the GPUs of this box can do, checked by value; writes a machine file
+    Doctor(doctor::DoctorArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -52,6 +55,7 @@ impl Command {
             Command::Collective(args) => collective::run(&args),
             Command::Model(args) => model::run(&args),
             Command::Machine(args) => machine::run(&args),
+            Command::Doctor(args) => doctor::run(&args),
             Command::Completions(args) => completions::run(&args),
         }
     }

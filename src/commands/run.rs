@@ -17,6 +17,7 @@ use moetwin::runtime::text::{Sampler, TextError, TextModel, stop_tokens};
 use moetwin::runtime::weights::{CheckpointWeights, Layers, SyntheticWeights, WeightSource, first_layers};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Tokens generated per sequence unless told otherwise.
 const DEFAULT_MAX_TOKENS: u32 = 64;
@@ -59,7 +60,7 @@ Examples:
   moetwin run --prompt \"JULIET:\" --max-tokens 40 --temperature 0.8 --seed 7
   moetwin run --prompt-ids 1,2,3 --tp 2 --ep 2 --json
   moetwin run --synthetic --layers 2 --prompt-ids 5,6,7 --dump values.safetensors
-  moetwin run --backend cuda --model kimi-k2.5 --synthetic --layers 8 --batch 4 --context 128 --max-tokens 64
+  moetwin run --backend cuda --model kimi-k2.5 --synthetic --layers 8 --batch 4 --context 128
 
 Without --model the small model that ships with moetwin runs: a mixture of experts with INT4 weights, trained on Shakespeare. The batch and its context come from the prompts; with --synthetic and no prompt, --batch prompts of --context tokens are drawn by --seed. The CPU reference computes in f32, in launch order; with --seed N it runs commands in
 a seeded order that streams and events allow, which must not change a value.
@@ -108,6 +109,9 @@ pub(crate) struct RunArgs {
     /// Write the trace
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Longest wait for anything on GPUs, seconds
+    #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    deadline: u64,
     /// Make a rank fail on purpose: a seed, or RANK:PHASE.CALL:KIND as in 1:connect.0:die
     #[arg(
         long,
@@ -138,8 +142,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     }
     let inject = args.inject.as_deref().map(|text| injection(text, args.backend, deployment.ranks())).transpose()?;
     let visible = if args.backend == Backend::Cuda { gpus_at_hand(deployment.ranks(), launcher.as_ref())? } else { 0 };
-    let how =
-        OnGpus { graphs: args.deployment.graphs != Some(Switch::Off), inject, launcher: launcher.as_ref().filter(|l| l.size > 1), visible };
+    let how = OnGpus {
+        deadline: Duration::from_secs(args.deadline),
+        graphs: args.deployment.graphs != Some(Switch::Off),
+        inject,
+        launcher: launcher.as_ref().filter(|l| l.size > 1),
+        visible,
+    };
     execute(args, deployment, &how)
 }
 

@@ -1,5 +1,7 @@
 //! The object that `check --json` prints.
 
+use super::check_log::LogReport;
+use moetwin::engines::memory::Line;
 use moetwin::engines::verdict::{Answer, Behind, CheckedFix, Starts};
 use moetwin::engines::{Kind, Numbers, Phase};
 use serde::Serialize;
@@ -23,10 +25,28 @@ pub(crate) struct CheckJson<'a> {
     assumptions: &'a [String],
     source: &'a str,
     states: u64,
+    /// The fullest rank's memory, in order of allocation.
+    memory: &'a [Line],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log: Option<&'a LogReport>,
+}
+
+/// What `check --log --json` prints without a question.
+#[derive(Serialize)]
+pub(crate) struct LogAnswer<'a> {
+    schema: u32,
+    log: &'a LogReport,
+}
+
+impl<'a> LogAnswer<'a> {
+    /// The report as an object of its own.
+    pub(crate) fn new(log: &'a LogReport) -> Self {
+        Self { schema: 1, log }
+    }
 }
 
 /// The answer as one object.
-pub(crate) fn json(answer: &Answer) -> CheckJson<'_> {
+pub(crate) fn json<'a>(answer: &'a Answer, log: Option<&'a LogReport>) -> CheckJson<'a> {
     CheckJson {
         schema: 1,
         starts: answer.starts,
@@ -44,5 +64,7 @@ pub(crate) fn json(answer: &Answer) -> CheckJson<'_> {
         assumptions: &answer.assumptions,
         source: &answer.source,
         states: answer.states,
+        memory: &answer.memory,
+        log,
     }
 }

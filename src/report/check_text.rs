@@ -34,6 +34,7 @@ pub(crate) fn text(question: &Question, answer: &Answer) -> String {
         }
         out.push('\n');
     }
+    memory(&mut out, answer);
     let fixes: Vec<String> = answer.fixes.iter().map(|f| format!("{}{}", f.text, fixed(f.verified, f.then))).collect();
     list(&mut out, "What would remove it", &fixes, false);
     list(&mut out, "Worth knowing", &answer.notes, false);
@@ -43,6 +44,23 @@ pub(crate) fn text(question: &Question, answer: &Answer) -> String {
     }
     let _ = writeln!(out, "Start-up searched: {} states", answer.states);
     out
+}
+
+/// The memory of the fullest rank: lines that stay add up, transient ones are in brackets.
+fn memory(out: &mut String, answer: &Answer) {
+    if answer.memory.is_empty() {
+        return;
+    }
+    out.push_str("Memory of the fullest GPU, GiB\n");
+    let width = answer.memory.iter().map(|l| l.name.len()).max().unwrap_or(0);
+    let mut held = 0.0;
+    for line in &answer.memory {
+        let amount = if line.transient { format!("({:.2})", line.gib) } else { format!("{:.2} ", line.gib) };
+        held += if line.transient { 0.0 } else { line.gib };
+        let _ = writeln!(out, "  {:13} {:width$}  {amount:>8}", line.phase.name(), line.name);
+    }
+    let of = answer.hardware.memory_gib.map(|g| format!(" of {g:.2}")).unwrap_or_default();
+    let _ = writeln!(out, "  {:13} {:width$}  {held:>7.2}{of}\n", "", "sum of what stays");
 }
 
 fn fixed(verified: bool, then: Option<Starts>) -> &'static str {

@@ -17,6 +17,9 @@ fn defined(kernel: &str, text: &str) -> bool {
     if let Some(pairs) = kernel.strip_prefix("attend_").filter(|p| p.parse::<u32>().is_ok()) {
         return text.contains(&format!("ATTEND({pairs})"));
     }
+    if let Some(held) = kernel.strip_prefix("route_") {
+        return text.contains(&format!("ROUTE_ROWS({held})"));
+    }
     text.contains(&format!(" {kernel}(")) || text.contains(&format!("({kernel},"))
 }
 

@@ -7,6 +7,7 @@ mod config;
 pub mod configs;
 mod deployment;
 pub mod deployments;
+mod engines;
 mod graph_text;
 mod index;
 pub mod init_plans;
@@ -18,6 +19,7 @@ pub mod topology;
 
 pub use config::check_config;
 pub use deployment::check_deployment;
+pub use engines::{check_launch_case, check_launch_command, check_launch_log};
 pub use graph_text::check_graph_text;
 pub use index::check_index;
 pub use init_plans::check_init_plan;
@@ -45,6 +47,9 @@ pub const TARGETS: &[(&str, Check)] = &[
     ("import_lspci_tree", check_import_lspci_tree),
     ("import_p2p", check_import_p2p),
     ("import_log", check_import_log),
+    ("launch_case", check_launch_case),
+    ("launch_command", check_launch_command),
+    ("launch_log", check_launch_log),
 ];
 
 /// What every rejection must be: a reason of a readable length, whatever the input was.

@@ -55,20 +55,8 @@ pub fn compile_changed(search: &Search, architecture: &str, from: &str, to: &str
 /// Each source by the cache, or compiled: several at a time, as start-up waits for the slowest.
 fn compile_each(search: &Search, architecture: &str, sources: &[Source], headers: &[Source]) -> Result<Cubins, GpuError> {
     let (version, options) = compiler(search, architecture)?;
-    let cache = cache_folder();
-    let one = |source: &Source| -> Result<(&'static str, Vec<u8>), GpuError> {
-        let headers = included(source, headers);
-        let key = content_key(source, &headers, architecture, version);
-        let path = cache.as_ref().map(|c| c.join(format!("{}-{key:016x}.cubin", source.name.trim_end_matches(".cu"))));
-        if let Some(cubin) = path.as_ref().and_then(|p| fs::read(p).ok()) {
-            return Ok((source.name, cubin));
-        }
-        let (cubin, _) = compile_with(source, &headers, &options)?;
-        if let Some(path) = &path {
-            store(path, &cubin);
-        }
-        Ok((source.name, cubin))
-    };
+    let options = &options;
+    let one = move |source: &Source| Ok((source.name, cached(source, headers, architecture, version, options)?));
     let files = std::thread::scope(|scope| {
         let running: Vec<_> = sources.iter().map(|source| scope.spawn(move || one(source))).collect();
         let ended = |r: std::thread::ScopedJoinHandle<'_, Result<(&'static str, Vec<u8>), GpuError>>| {
@@ -77,6 +65,26 @@ fn compile_each(search: &Search, architecture: &str, sources: &[Source], headers
         running.into_iter().map(ended).collect::<Result<Vec<_>, _>>()
     })?;
     Ok(Cubins { files })
+}
+
+/// Compiles one source for `sm_<architecture>`, or reads it from the cache.
+pub fn compile_one(search: &Search, architecture: &str, source: &Source) -> Result<Vec<u8>, GpuError> {
+    let (version, options) = compiler(search, architecture)?;
+    cached(source, HEADERS, architecture, version, &options)
+}
+
+fn cached(source: &Source, headers: &[Source], architecture: &str, version: (u32, u32), options: &[CString]) -> Result<Vec<u8>, GpuError> {
+    let headers = included(source, headers);
+    let key = content_key(source, &headers, architecture, version);
+    let path = cache_folder().map(|c| c.join(format!("{}-{key:016x}.cubin", source.name.trim_end_matches(".cu"))));
+    if let Some(cubin) = path.as_ref().and_then(|p| fs::read(p).ok()) {
+        return Ok(cubin);
+    }
+    let (cubin, _) = compile_with(source, &headers, options)?;
+    if let Some(path) = &path {
+        store(path, &cubin);
+    }
+    Ok(cubin)
 }
 
 /// The headers that a source includes, directly or through another.
@@ -99,7 +107,8 @@ fn included(source: &Source, headers: &[Source]) -> Vec<Source> {
 pub fn resources(search: &Search, architecture: &str) -> Result<Vec<(&'static str, Vec<KernelResources>)>, GpuError> {
     let (_, mut options) = compiler(search, architecture)?;
     options.push(CString::from(c"--ptxas-options=-v"));
-    SOURCES.iter().map(|source| Ok((source.name, parse_resources(&compile_with(source, HEADERS, &options)?.1)))).collect()
+    let all = SOURCES.iter().chain([&crate::doctor::SOURCE]);
+    all.map(|source| Ok((source.name, parse_resources(&compile_with(source, HEADERS, &options)?.1)))).collect()
 }
 
 /// ptxas names the kernel, then its stack and spills, then its registers and shared memory, each on a line of its own.

@@ -146,7 +146,7 @@ pub const DEFAULTS: &[Default] = &[
     ),
     sgl(Op::Moe, Range::ALL, |_| true, "triton", "the general default"),
     vllm(Op::Attention, Range::ALL, |f| f.class_is(&["DeepseekV4"]), "DSV4", "DeepSeek-V4 has an attention of its own"),
-    vllm(Op::Attention, Range::ALL, |f| f.sparse() && f.major() == 12, "B12X_MLA_SPARSE", "sparse attention on SM12x"),
+    vllm(Op::Attention, Range::since("0.24.0"), |f| f.sparse() && f.major() == 12, "B12X_MLA_SPARSE", "sparse attention on SM12x"),
     vllm(Op::Attention, Range::ALL, |f| f.sparse(), "FLASHMLA_SPARSE", "sparse attention"),
     vllm(Op::Attention, Range::since("0.12.0"), |f| f.mla() && f.major() == 10, "FLASHINFER_MLA", "latent attention on SM100"),
     vllm(Op::Attention, Range::ALL, |f| f.mla() && f.major() == 10, "CUTLASS_MLA", "latent attention on SM100"),

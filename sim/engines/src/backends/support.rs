@@ -132,7 +132,10 @@ pub const KERNELS: &[Kernel] = &[
         ),
         Range::until("0.5.6"),
     ),
-    of_scheme(row(S, M, "triton", &[(89, 200)], Phase::GraphCapture, "Triton cannot compile e4m3 (fp8e4nv) below SM89"), "fp8"),
+    ranged(
+        of_scheme(row(S, M, "triton", &[(89, 200)], Phase::GraphCapture, "Triton cannot compile e4m3 (fp8e4nv) below SM89"), "fp8"),
+        Range::until("0.5.12"),
+    ),
     row(S, A, "flashmla", SM90_100, Phase::GraphCapture, "FlashMLA has no kernels for this architecture, and the launch does not check"),
     row(S, A, "cutlass_mla", SM100, Phase::GraphCapture, "CUTLASS MLA is built for SM100, and the launch does not check"),
     row(S, A, "cutedsl_mla", SM100, Phase::GraphCapture, "the CuTe DSL kernels are built for SM100"),

@@ -227,7 +227,8 @@ fn check(d: &mut Draft<'_>) {
     if let (Some(len), Some(most)) = (d.settings.max_model_len, d.model.max_positions) {
         let allowed =
             d.settings.env_on("VLLM_ALLOW_LONG_MAX_MODEL_LEN") || d.settings.has("--hf-overrides") || d.settings.has("--rope-scaling");
-        if len > most && !allowed {
+        // A table's figure is no ground for a refusal; the configuration's is.
+        if len > most && !allowed && d.model.spec.is_some() && !d.model.source.starts_with("taken as") {
             let message = format!("--max-model-len {len} is above the model's {most} positions");
             let finding = conflict("max_model_len_within_positions", message).argument("--max-model-len");
             d.findings.push(finding.fix(Fix::set("--max-model-len", most)).fix(Fix::env("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")));

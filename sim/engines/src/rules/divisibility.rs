@@ -273,6 +273,8 @@ fn gpus(launch: &Launch<'_>) -> Vec<Finding> {
     let hosts = launch.settings.nodes.max(1);
     let Some(count) = visible.map(|n| n * hosts).or(launch.hardware.count) else { return Vec::new() };
     let world = launch.settings.world();
+    // A description may count the GPUs of one host.
+    let count = count.saturating_mul(if launch.settings.engine == Engine::Sglang { hosts } else { 1 });
     // One instance of several that share a description need not use all of it; more than all of it is a fault.
     if world <= count {
         return Vec::new();

@@ -39,6 +39,13 @@ pub(super) const RULES: &[Rule] = &[
         check: dispatch_bound,
     },
     Rule {
+        name: "captured_batch_within_dispatch_bound",
+        engine: SGL,
+        range: Range::ALL,
+        source: "DeepEP deep_ep.cpp: x.size(0) <= num_max_dispatch_tokens_per_rank; sglang's default is 128",
+        check: captured_bound,
+    },
+    Rule {
         name: "eplb_ranks_cover_nodes",
         engine: SGL,
         range: Range::until("0.4.10"),
@@ -189,6 +196,27 @@ fn dispatch_bound(launch: &Launch<'_>) -> Vec<Finding> {
     let finding =
         finding.argument("--deepep-mode").number("max_dispatch_tokens", limit as f64).number("chunked_prefill_tokens", chunk as f64);
     vec![finding.fix(Fix::set("--deepep-mode", "auto")).fix(Fix::set("--disaggregation-mode", "decode"))]
+}
+
+fn captured_bound(launch: &Launch<'_>) -> Vec<Finding> {
+    let s = launch.settings;
+    let given = s.has("--cuda-graph-max-bs") || s.has("--cuda-graph-bs");
+    if s.a2a != "deepep" || s.deepep_mode == "normal" || !s.graphs.enabled || !given {
+        return Vec::new();
+    }
+    let limit: u32 = s.env("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK").and_then(|v| v.parse().ok()).unwrap_or(128);
+    let tokens = s.speculative.as_ref().map_or(1, |d| d.draft_tokens + 1);
+    let Some(largest) = s.graphs.buckets.last().map(|b| b * tokens).filter(|n| *n > limit) else { return Vec::new() };
+    let message = format!(
+        "the largest captured batch has {largest} tokens per rank, and low-latency dispatch takes {limit} (SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK)"
+    );
+    let finding = Finding::fails(Phase::GraphCapture, Kind::FlagConflict, "captured_batch_within_dispatch_bound", message)
+        .argument("--cuda-graph-max-bs");
+    vec![
+        finding
+            .fix(Fix::set("--cuda-graph-max-bs", limit / tokens))
+            .fix(Fix::env("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", &largest.to_string())),
+    ]
 }
 
 fn eplb_nodes(launch: &Launch<'_>) -> Vec<Finding> {

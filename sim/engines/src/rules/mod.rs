@@ -5,6 +5,7 @@ mod experts;
 mod kernels;
 mod peers;
 mod slow;
+mod versions;
 
 use crate::command::Command;
 use crate::finding::Finding;
@@ -44,7 +45,7 @@ pub struct Rule {
 
 /// Every rule, in the order of their files.
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
-    [divisibility::RULES, experts::RULES, kernels::RULES, peers::RULES, slow::RULES].into_iter().flatten()
+    [versions::RULES, divisibility::RULES, experts::RULES, kernels::RULES, peers::RULES, slow::RULES].into_iter().flatten()
 }
 
 /// What breaks a rule in this launch.

@@ -28,6 +28,13 @@ pub(super) const RULES: &[Rule] = &[
         name: "peer_access_is_functional",
         engine: None,
         range: Range::ALL,
+        source: "NCCL documentation, troubleshooting: IOMMU on bare metal",
+        check: iommu,
+    },
+    Rule {
+        name: "peer_access_is_functional",
+        engine: None,
+        range: Range::ALL,
         source: "reports: NCCL's first collective hangs over PHB although P2P is advertised",
         check: host_bridge,
     },
@@ -179,6 +186,23 @@ fn redirected(launch: &Launch<'_>) -> Vec<Finding> {
     vec![
         hang(Phase::Init, "peer_access_is_functional", message)
             .fix(Fix::words("clear ACS on the bridges (setpci, or the firmware's setting)"))
+            .fix(Fix::env("NCCL_P2P_DISABLE", "1")),
+    ]
+}
+
+fn iommu(launch: &Launch<'_>) -> Vec<Finding> {
+    let on = launch.described("iommu")
+        && ["enabled", "translated", "on"].iter().any(|w| launch.hardware.words.iter().any(|x| x == w))
+        && !launch.described("off");
+    if !on || !several(launch) || !pcie(launch) || nccl_p2p_off(launch) {
+        return Vec::new();
+    }
+    let message =
+        "the IOMMU is on: it translates peer addresses, and collectives over peer transport may hang or return wrong data on bare metal"
+            .to_owned();
+    vec![
+        hang(Phase::Init, "peer_access_is_functional", message)
+            .fix(Fix::words("iommu=off, or iommu=pt, on the kernel's command line"))
             .fix(Fix::env("NCCL_P2P_DISABLE", "1")),
     ]
 }

@@ -31,8 +31,14 @@ fn hooks(engine: Engine, class: Option<&str>, version: &Version) -> BTreeMap<Str
             continue;
         }
         let (since, until) = versions.split_once("..").unwrap_or_default();
+        let in_range = (Range { since, until }).contains(version);
+        if let Some(lacking) = classes.strip_prefix('!') {
+            let lacks = in_range && class.is_some_and(|class| lacking.split(", ").any(|prefix| class.starts_with(prefix)));
+            out.insert(hook.to_owned(), !lacks);
+            continue;
+        }
         let named = class.is_none_or(|class| classes.split(", ").any(|prefix| class.starts_with(prefix)));
-        let has = named && (class.is_none() || (Range { since, until }).contains(version));
+        let has = named && (class.is_none() || in_range);
         let entry = out.entry(hook.to_owned()).or_insert(false);
         *entry |= has;
     }
@@ -61,7 +67,8 @@ fn sglang(launch: &Launch<'_>) -> Vec<(&'static str, bool)> {
         ("eplb", eplb),
         ("recorder", eplb || s.has("--expert-distribution-recorder-mode")),
         ("speculative", s.speculative.is_some()),
-        ("separate_draft", false),
+        ("eagle", s.speculative.as_ref().is_some_and(|d| d.method.starts_with("EAGLE"))),
+        ("eagle3", s.speculative.as_ref().is_some_and(|d| d.method == "EAGLE3")),
         ("two_batch_overlap", launch.on("--enable-two-batch-overlap")),
         ("pd_decode", s.disaggregation.as_deref() == Some("decode")),
         ("custom_all_reduce", crate::rules::uses_custom_all_reduce(launch)),
@@ -91,6 +98,7 @@ fn vllm(launch: &Launch<'_>) -> Vec<(&'static str, bool)> {
         ("eplb", s.eplb && s.ep > 1),
         ("speculative", s.speculative.is_some()),
         ("draft_moe", draft_moe),
+        ("eagle3", s.speculative.as_ref().is_some_and(|d| d.method.eq_ignore_ascii_case("eagle3"))),
         ("custom_all_reduce", crate::rules::uses_custom_all_reduce(launch)),
     ]
 }

@@ -34,6 +34,13 @@ const ITEMS: &[(&str, &str, &str)] = &[
         "a gathered buffer of the child batches",
         "two-batch overlap splits the capture batch on a decode node before the buffer is attached to the children",
     ),
+    (
+        "set_eagle3_layers_to_capture",
+        "the class hook `set_eagle3_layers_to_capture`",
+        "EAGLE-3 needs the target's intermediate hidden states",
+    ),
+    ("get_embed_and_head", "the class hook `get_embed_and_head`", "an EAGLE draft shares the target's embedding and head"),
+    ("eagle3_interface", "the EAGLE-3 interface of the model class", "the draft reads hidden states that the class does not hand out"),
     ("expert_load_view", "the expert load view of EPLB", "the first EPLB step asserts that the model is a mixture of experts it knows"),
 ];
 
@@ -187,6 +194,9 @@ fn fixes(launch: &Launch<'_>, fact: &Fact, finding: Finding) -> Finding {
             .fix(Fix::remove("--enable-two-batch-overlap"))
             .fix(Fix::switch("--disable-cuda-graph"))
             .fix(Fix::version("0.4.9", "pull request 7616")),
+        (_, Fact::Named(name)) if name.contains("eagle3") || name == "get_embed_and_head" => {
+            finding.fix(Fix::remove(if s.engine == Engine::Sglang { "--speculative-algorithm" } else { "--speculative-config" }))
+        }
         (Engine::Sglang, Fact::Named(_)) if s.a2a == "flashinfer" => finding.fix(Fix::remove("--moe-a2a-backend")),
         (Engine::Vllm, Fact::ExpertMetadata(Worker::Draft)) => finding
             .fix(Fix::remove("--enable-eplb"))

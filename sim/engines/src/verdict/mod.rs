@@ -7,7 +7,7 @@ pub use answer::{Answer, Behind, CheckedFix, Starts};
 
 use crate::catalog;
 use crate::command::{self, Command, CommandError};
-use crate::finding::{Finding, Numbers, Outcome, Phase};
+use crate::finding::{Change, Finding, Numbers, Outcome, Phase};
 use crate::hardware::{self, Hardware};
 use crate::memory;
 use crate::model::Model;
@@ -57,6 +57,17 @@ pub fn check(question: &Question) -> Result<Answer, CheckError> {
     let command = command::parse(&question.command, &question.version)?;
     let examined = examine(question, &command)?;
     Ok(answer::compose(question, &command, examined))
+}
+
+/// Answers a question after changes were made to it: what a fix leads to.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_with(question: &Question, changes: &[Change]) -> Result<Answer, CheckError> {
+    let command = command::parse(&question.command, &question.version)?;
+    let (question, command) = change::apply(question, &command, changes);
+    let examined = examine(&question, &command)?;
+    Ok(answer::compose(&question, &command, examined))
 }
 
 /// Everything that is found about a launch.

@@ -1,0 +1,3 @@
+//! Launch commands; the oracle is in tests/cases.
+#![no_main]
+libfuzzer_sys::fuzz_target!(|data: &[u8]| moetwin_cases::check_launch_command(data));

@@ -1,0 +1,170 @@
+//! What a version has not learned yet, and what a checkpoint and the arguments say differently.
+
+use super::{Launch, Rule};
+use crate::finding::{Finding, Fix, Kind, Outcome, Phase};
+use crate::question::Engine;
+use crate::version::Range;
+
+const VLLM: Option<Engine> = Some(Engine::Vllm);
+
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        name: "model_class_is_known",
+        engine: None,
+        range: Range::ALL,
+        source: "model registries by release; release notes",
+        check: class,
+    },
+    Rule {
+        name: "build_has_architecture",
+        engine: None,
+        range: Range::ALL,
+        source: "CUDA architectures of the published wheels and images",
+        check: build,
+    },
+    Rule {
+        name: "quantization_agrees_with_checkpoint",
+        engine: None,
+        range: Range::ALL,
+        source: "_verify_quantization: the argument must name the checkpoint's method or one that converts it",
+        check: quantization,
+    },
+    Rule {
+        name: "cache_type_fits_checkpoint",
+        engine: VLLM,
+        range: Range::ALL,
+        source: "vllm/attention/layer.py: fp8_e5m2 caches are not supported with FP8 checkpoints",
+        check: e5m2,
+    },
+    Rule {
+        name: "layer_partition_has_a_number_a_stage",
+        engine: VLLM,
+        range: Range::ALL,
+        source: "vllm/distributed/utils.py get_pp_indices: VLLM_PP_LAYER_PARTITION",
+        check: partition,
+    },
+];
+
+/// First release that knows a model class: (first letters of the class, SGLang, vLLM).
+const CLASSES: &[(&str, &str, &str)] = &[
+    ("DeepseekV4", "0.5.11", "0.20.0"),
+    ("KimiK25", "0.5.9", "0.15.0"),
+    ("GlmMoeDsa", "0.5.9", "0.16.0"),
+    ("Qwen3_5", "0.5.8", "0.16.0"),
+    ("DeepseekV32", "0.5.3", "0.11.0"),
+    ("MiniMaxM2", "0.5.4", "0.11.1"),
+    ("Qwen3Next", "0.5.2", "0.10.2"),
+    ("Qwen3VLMoe", "0.5.3", "0.11.0"),
+    ("GptOss", "0.5.0", "0.10.0"),
+    ("Glm4Moe", "0.4.9", "0.10.0"),
+    ("Qwen3Moe", "0.4.6", "0.8.4"),
+    ("Llama4", "0.4.5", "0.8.3"),
+    ("DeepseekV3", "0.4.1", "0.6.6"),
+];
+
+/// Whether the version is a plain release: images and forks carry what their number does not say.
+fn plain_release(launch: &Launch<'_>) -> bool {
+    let v = &launch.settings.version;
+    v.release.is_some() && !["image", "fork", "custom", "build", "patched", "dev", "main", "nightly", "pre"].iter().any(|w| v.says(w))
+}
+
+fn class(launch: &Launch<'_>) -> Vec<Finding> {
+    let Some(class) = launch.model.class.as_deref().filter(|_| plain_release(launch)) else { return Vec::new() };
+    let Some((_, sglang, vllm)) = CLASSES.iter().find(|(prefix, ..)| class.starts_with(prefix)) else { return Vec::new() };
+    let since = if launch.settings.engine == Engine::Sglang { sglang } else { vllm };
+    if launch.settings.version.at_least(since) {
+        return Vec::new();
+    }
+    let title = launch.settings.engine.title();
+    let message = format!("{title} {} does not know the model class {class}: it came with {since}", launch.settings.version.text);
+    vec![
+        Finding::fails(Phase::Parse, Kind::FlagConflict, "model_class_is_known", message)
+            .fix(Fix::version(since, "the first that knows the class")),
+    ]
+}
+
+/// Architectures and the first release whose published builds have kernels for them.
+const BUILDS: &[(Engine, u32, &str)] = &[
+    (Engine::Vllm, 100, "0.8.5"),
+    (Engine::Vllm, 120, "0.9.0"),
+    (Engine::Vllm, 103, "0.10.2"),
+    (Engine::Vllm, 121, "0.10.2"),
+    (Engine::Sglang, 100, "0.4.6"),
+    (Engine::Sglang, 120, "0.4.8"),
+    (Engine::Sglang, 103, "0.5.3"),
+    (Engine::Sglang, 121, "0.5.3"),
+];
+
+fn build(launch: &Launch<'_>) -> Vec<Finding> {
+    let row = BUILDS.iter().find(|(engine, sm, _)| *engine == launch.settings.engine && *sm == launch.sm());
+    let Some((.., since)) = row.filter(|(.., since)| plain_release(launch) && !launch.settings.version.at_least(since)) else {
+        return Vec::new();
+    };
+    let message = format!(
+        "the published build of {} {} has no kernels for SM{} (no kernel image is available): {since} is the first that has",
+        launch.settings.engine.title(),
+        launch.settings.version.text,
+        launch.sm()
+    );
+    vec![
+        Finding::fails(Phase::Load, Kind::UnsupportedArch, "build_has_architecture", message)
+            .fix(Fix::version(since, "its build has kernels for this GPU")),
+    ]
+}
+
+/// Methods of a checkpoint and those that an argument may name for it.
+const CONVERTS: &[(&str, &[&str])] = &[
+    ("fp8", &["fp8", "w4afp8", "deepspeedfp", "humming", "mxfp8"]),
+    ("awq", &["awq", "awq_marlin", "moe_wna16", "marlin", "cpu_awq", "humming"]),
+    ("gptq", &["gptq", "gptq_marlin", "gptq_bitblas", "moe_wna16", "marlin", "humming"]),
+    ("mxfp4", &["mxfp4", "quark", "humming"]),
+    ("modelopt_fp4", &["modelopt", "modelopt_fp4", "modelopt_mixed", "petit_nvfp4", "quark_mxfp4", "humming"]),
+];
+
+fn quantization(launch: &Launch<'_>) -> Vec<Finding> {
+    let (Some(given), Some(checkpoint)) = (launch.settings.flag("--quantization"), launch.model.weights.checkpoint_method.as_deref())
+    else {
+        return Vec::new();
+    };
+    let Some((_, accepted)) = CONVERTS.iter().find(|(method, _)| *method == checkpoint) else { return Vec::new() };
+    // Only a method that some checkpoint is stored in contradicts; loaders and exporters have further names.
+    let contradicts = CONVERTS.iter().any(|(_, all)| all[..2.min(all.len())].contains(&given)) && !accepted.contains(&given);
+    if !contradicts || given.starts_with('<') {
+        return Vec::new();
+    }
+    let message = format!(
+        "--quantization {given} does not match the checkpoint, which is stored as {checkpoint} (accepted: {})",
+        accepted.join(", ")
+    );
+    let finding =
+        Finding::fails(Phase::Parse, Kind::FlagConflict, "quantization_agrees_with_checkpoint", message).argument("--quantization");
+    vec![finding.fix(Fix::remove("--quantization")).fix(Fix::set("--quantization", checkpoint))]
+}
+
+fn e5m2(launch: &Launch<'_>) -> Vec<Finding> {
+    let fp8 = launch.settings.quantization.as_deref() == Some("fp8") && !launch.settings.online_quantization;
+    if launch.settings.kv_dtype != "fp8_e5m2" || !fp8 {
+        return Vec::new();
+    }
+    let message = "--kv-cache-dtype fp8_e5m2 is not supported with an FP8 checkpoint: its scales are for e4m3".to_owned();
+    let finding = Finding::fails(Phase::Load, Kind::FlagConflict, "cache_type_fits_checkpoint", message).argument("--kv-cache-dtype");
+    vec![finding.fix(Fix::set("--kv-cache-dtype", "fp8_e4m3")).fix(Fix::remove("--kv-cache-dtype"))]
+}
+
+fn partition(launch: &Launch<'_>) -> Vec<Finding> {
+    let Some(text) = launch.settings.env("VLLM_PP_LAYER_PARTITION") else { return Vec::new() };
+    let numbers: Vec<u64> = text.split(',').filter_map(|n| n.trim().parse().ok()).collect();
+    let (stages, sum) = (numbers.len() as u64, numbers.iter().fold(0u64, |a, b| a.saturating_add(*b)));
+    let layers = launch.model.layers.filter(|_| launch.model.spec.is_some() && !launch.model.source.starts_with("taken as"));
+    let wrong_stages = stages != u64::from(launch.settings.pp);
+    if !wrong_stages && layers.is_none_or(|l| l == sum) {
+        return Vec::new();
+    }
+    let message = if wrong_stages {
+        format!("VLLM_PP_LAYER_PARTITION={text} names {stages} stages, and --pipeline-parallel-size is {}", launch.settings.pp)
+    } else {
+        format!("VLLM_PP_LAYER_PARTITION={text} adds up to {sum} layers, and the model has {}", layers.unwrap_or(0))
+    };
+    let finding = Finding::fails(Phase::Load, Kind::FlagConflict, "layer_partition_has_a_number_a_stage", message);
+    vec![finding.outcome(Outcome::Fails).fix(Fix::unset("VLLM_PP_LAYER_PARTITION"))]
+}
