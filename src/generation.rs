@@ -8,7 +8,7 @@ use moetwin::cuda::exec::inject::Injection;
 use moetwin::cuda::exec::{CudaExecutor, CudaOptions};
 use moetwin::cuda::launcher::Launcher;
 use moetwin::cuda::link::Link;
-use moetwin::kernels::reference::Data;
+use moetwin::kernels::reference::{Array, Data};
 use moetwin::kernels::routing::RoutingHistogram;
 use moetwin::models::spec::Ffn;
 use moetwin::models::{Deployment, ModelSpec, RankId};
@@ -20,8 +20,6 @@ use moetwin::runtime::weights::{OutTensor, WeightSource, write_to};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Longest wait for GPUs: loading a communicator or running a step on them takes seconds at most.
-const DEVICE_DEADLINE: Duration = Duration::from_secs(60);
 /// How long processes wait for each other to be started: a launcher starts hosts one after the other.
 const MEETING_DEADLINE: Duration = Duration::from_secs(120);
 
@@ -45,6 +43,8 @@ pub(crate) struct Job<'a> {
     pub(crate) stop: &'a [u32],
     /// Whether the values of the prompts are kept.
     pub(crate) dump: bool,
+    /// Decode passes that prepare the ones that are timed.
+    pub(crate) warm_passes: usize,
 }
 
 /// What was generated.
@@ -59,12 +59,14 @@ pub(crate) struct Generated {
     chosen: BTreeMap<u16, Vec<i32>>,
     /// Time of each decode pass.
     passes: Vec<Duration>,
+    /// Decode passes that come before the captured ones: one eager, one that captures. Timed only where there are no others.
+    warm: usize,
 }
 
 impl Generated {
     /// Median and 99th percentile of the decode passes, milliseconds.
     pub(crate) fn step_quantiles_ms(&self) -> Option<(f64, f64)> {
-        let mut sorted = self.passes.clone();
+        let mut sorted = self.passes.get(self.warm..).filter(|p| !p.is_empty())?.to_vec();
         sorted.sort();
         let at = |quantile: f64| {
             let index = (quantile * sorted.len() as f64).ceil() as usize;
@@ -85,8 +87,9 @@ impl Generated {
     }
     /// New tokens a second over the decode passes, summed over sequences.
     pub(crate) fn tokens_per_s(&self) -> Option<f64> {
-        let seconds = self.passes.iter().sum::<Duration>().as_secs_f64();
-        let tokens = (self.tokens.len() * self.passes.len()) as f64;
+        let passes = self.passes.get(self.warm..)?;
+        let seconds = passes.iter().sum::<Duration>().as_secs_f64();
+        let tokens = (self.tokens.len() * passes.len()) as f64;
         (seconds > 0.0).then(|| tokens / seconds)
     }
 }
@@ -103,6 +106,8 @@ pub(crate) struct OnGpus<'a> {
     pub(crate) graphs: bool,
     /// A fault to inject.
     pub(crate) inject: Option<Injection>,
+    /// Longest wait for any rank.
+    pub(crate) deadline: Duration,
     /// This process's place, where a launcher has started one process a rank.
     pub(crate) launcher: Option<&'a Launcher>,
     /// GPUs that this process sees.
@@ -111,7 +116,7 @@ pub(crate) struct OnGpus<'a> {
 
 /// GPUs with room for `capacity` tokens a sequence.
 pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<CudaExecutor, Failure> {
-    let options = CudaOptions { capacity, deadline: DEVICE_DEADLINE, graphs: how.graphs, inject: how.inject };
+    let options = CudaOptions { capacity, deadline: how.deadline, graphs: how.graphs, inject: how.inject };
     let running = |e: String| Failure::Running(e);
     let Some(launcher) = how.launcher else {
         return CudaExecutor::open(job.deployment.ranks(), options).map_err(|e| running(e.to_string()));
@@ -139,7 +144,8 @@ pub(crate) fn generate<E: Executor<Number = f32>>(
     let capacity = capacity.ok_or_else(|| Failure::from(InputError::new("--max-tokens", "the sequences would be too long")))?;
     let executor = open(capacity)?;
     let options = SessionOptions { deployment: job.deployment.clone(), lower: Default::default(), dump: job.dump };
-    let mut session = Session::new(job.spec, job.weights, executor, options, capacity);
+    let session = Session::new(job.spec, job.weights, executor, options, capacity);
+    let mut session = if job.sampler == Sampler::Greedy { session.greedy() } else { session };
     let failed = |e: SessionError| session_failure(e, &job.deployment);
 
     let prefill = session.prefill(job.prompts).map_err(failed)?;
@@ -175,7 +181,8 @@ pub(crate) fn generate<E: Executor<Number = f32>>(
     if let Some(text) = text {
         output::piece(&text.finish().map_err(|e| Failure::Running(e.to_string()))?)?;
     }
-    Ok(Generated { tokens, collectives: session.collectives(), dump, chosen, passes })
+    let warm = if passes.len() > job.warm_passes { job.warm_passes } else { 0 };
+    Ok(Generated { tokens, collectives: session.collectives(), dump, chosen, passes, warm })
 }
 
 /// The layer of a value that holds chosen experts, and the experts.
@@ -189,6 +196,12 @@ fn chosen_experts(value: &NamedValue<f32>) -> Option<(u16, Vec<i32>)> {
 
 /// The next token of every sequence.
 fn choose(job: &Job<'_>, out: &StepOutput<f32>, rows: &[u32], position: u32) -> Result<Vec<u32>, Failure> {
+    if out.get("logits").is_none()
+        && let Some(ids) = out.get("next_ids").and_then(Array::as_int)
+    {
+        let next: Option<Vec<u32>> = ids.iter().map(|id| u32::try_from(*id).ok()).collect();
+        return next.ok_or_else(|| Failure::Running("no token can be chosen: a row of logits has no number".into()));
+    }
     let logits = out.last_logits(rows);
     let choice = |(sequence, row): (usize, &Vec<f32>)| job.sampler.next(row, sequence as u64, u64::from(position));
     let next: Result<Vec<u32>, _> = logits.iter().enumerate().map(choice).collect();

@@ -3,6 +3,7 @@
 mod args;
 mod commands;
 mod digest;
+mod doctor;
 mod error;
 mod generation;
 mod nearest;

@@ -10,6 +10,7 @@ use moetwin::runtime::init::{CheckedPlan, InitPlan, NativeInputs};
 use moetwin::runtime::ledger::{Ledger, LedgerOptions, Line, OutOfMemory, RankLedger, draft_lines, ledger};
 use moetwin::sim::breakdown::Breakdown;
 use moetwin::sim::collective::nccl_graph;
+use moetwin::sim::cost::KernelTables;
 use moetwin::sim::exec::{SimTrace, simulate};
 use moetwin::sim::explore::{DEFAULT_MAX_STATES, explore};
 use moetwin::sim::network::Network;
@@ -94,12 +95,30 @@ impl Prediction {
             all.push(format!("{}: {gb:.0} GB/s of memory ({known}; sources: moetwin machine show {})", gpu.name, machine.name));
         }
         all.extend(machine.assumptions.iter().cloned());
+        all.extend(self.scenario.padding_text());
+        all.extend(self.kernels_text());
         all.extend(self.ledger.assumptions.iter().cloned());
         if let Some(plan) = &self.scenario.speculation {
             all.extend(plan.draft.assumptions.iter().cloned());
             all.push(format!("acceptance of drafted tokens: {}", plan.acceptance_source));
         }
         all
+    }
+    /// Whose kernel times were used, and of which version.
+    fn kernels_text(&self) -> Vec<String> {
+        let s = &self.scenario;
+        let mut out = Vec::new();
+        for gpu in &s.machine.models {
+            let Some(tables) = KernelTables::for_gpu(&gpu.name, s.options.kernels) else {
+                out.push(format!("{}: no kernel was measured, times follow from rates and floors", gpu.name));
+                continue;
+            };
+            let names: Vec<String> = tables.sources().map(|t| format!("{} on {}", t.implementation, t.slug)).collect();
+            let asked =
+                s.engine_version.as_ref().map_or_else(String::new, |v| format!("; {} {v} is taken to run the same", s.engine.name()));
+            out.push(format!("{}: kernel times of {}, in this order of preference{asked}", gpu.name, names.join(", ")));
+        }
+        out
     }
     /// What a reader must know before trusting the figures.
     pub(crate) fn warnings(&self) -> Vec<String> {

@@ -91,6 +91,19 @@ pub(crate) fn machine(argument: &'static str, text: &str) -> Result<Machine, Fai
 
 /// Reads a text file that an argument names. Files that are not text, or longer than any honest one, are refused.
 pub(crate) fn read_text(argument: &'static str, value: &str, path: &Path) -> Result<String, Failure> {
+    let bytes = read_bytes(argument, value, path)?;
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        InputError::new(argument, format!("{}: not UTF-8 text: byte {at} is wrong", path.display())).value(value).into()
+    })
+}
+
+/// Reads a log that an argument names; bytes that are not text become replacement characters.
+pub(crate) fn read_log(argument: &'static str, value: &str, path: &Path) -> Result<String, Failure> {
+    Ok(String::from_utf8_lossy(&read_bytes(argument, value, path)?).into_owned())
+}
+
+fn read_bytes(argument: &'static str, value: &str, path: &Path) -> Result<Vec<u8>, Failure> {
     let wrong = |message: String| Failure::from(InputError::new(argument, format!("{}: {message}", path.display())).value(value));
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes));
@@ -98,8 +111,5 @@ pub(crate) fn read_text(argument: &'static str, value: &str, path: &Path) -> Res
     if bytes.len() as u64 > MOST_BYTES {
         return Err(wrong(format!("longer than {} MiB, which no such file is", MOST_BYTES >> 20)));
     }
-    String::from_utf8(bytes).map_err(|e| {
-        let at = e.utf8_error().valid_up_to();
-        wrong(format!("not UTF-8 text: byte {at} is wrong"))
-    })
+    Ok(bytes)
 }

@@ -7,10 +7,11 @@ use crate::speculation::SpeculationPlan;
 use moetwin::kernels::routing::{Distribution, RoutingHistogram};
 use moetwin::models::shard::ShardFault;
 use moetwin::models::spec::Ffn;
-use moetwin::models::{AllToAll, Axis, BuildOptions, Deployment, Graph, ModelSpec, Phase, PlanError, Step, plan};
+use moetwin::models::{AllToAll, Axis, BuildOptions, Deployment, Graph, ModelSpec, Phase, PlanError, Step, WeightFormat, plan};
 use moetwin::runtime::builtin;
 use moetwin::runtime::{LowerOptions, Program, lower, verify};
 use moetwin::sim::collective::{GraphMode, Library};
+use moetwin::sim::cost::Kernels;
 use moetwin::sim::exec::{Backends, Launcher, SimOptions};
 use moetwin::sim::machine::Machine;
 
@@ -32,8 +33,10 @@ pub(crate) struct Scenario {
     pub(crate) options: SimOptions,
     /// All-reduce implementation as `--allreduce` takes it.
     pub(crate) allreduce: &'static str,
-    /// Whose choices hold where none is given.
+    /// Whose choices hold where none is given, and whose kernels run.
     pub(crate) engine: Engine,
+    /// Version of the engine that was asked for.
+    pub(crate) engine_version: Option<String>,
     /// Drafting, if there is any.
     pub(crate) speculation: Option<SpeculationPlan>,
     /// Seed of everything random.
@@ -76,13 +79,27 @@ impl Scenario {
             options,
             allreduce,
             engine: args.engine.unwrap_or(Engine::Native),
+            engine_version: args.engine_version.clone(),
             speculation,
             seed: args.seed,
         })
     }
-    /// The graph of this scenario with another batch.
+    /// The graph of this scenario with another batch. Experts are as wide as the split makes them.
     pub(crate) fn graph(&self, step: &Step) -> Result<Graph, Failure> {
-        plan(&self.model.spec, step, &self.deployment, &BuildOptions::default()).map_err(|e| plan_failure(&e, &self.deployment))
+        let padded = padded(&self.model.spec, &self.deployment);
+        plan(padded.as_ref().unwrap_or(&self.model.spec), step, &self.deployment, &BuildOptions::default())
+            .map_err(|e| plan_failure(&e, &self.deployment))
+    }
+    /// What the split adds to the model, in words.
+    pub(crate) fn padding_text(&self) -> Option<String> {
+        let widths = |spec: &ModelSpec| spec.layers.iter().find_map(|l| if let Ffn::Moe(m) = &l.ffn { Some(m.intermediate) } else { None });
+        let padded = padded(&self.model.spec, &self.deployment)?;
+        let (before, after) = (widths(&self.model.spec)?, widths(&padded)?);
+        let parts = self.deployment.axis_size(Axis::MoeTp);
+        Some(format!(
+            "experts are {after} columns wide instead of {before}: {parts} ranks hold whole scale blocks, zeros in the rest; an engine that does not pad \
+             refuses such a split"
+        ))
     }
     /// The verified program of this scenario with another batch.
     pub(crate) fn program(&self, step: &Step) -> Result<Program, Failure> {
@@ -131,7 +148,7 @@ impl Scenario {
 /// The deployment, or where it cannot cut the model the one nearest to it that can, which the model's warnings then name: as many
 /// tensor-parallel ranks as possible, with whole experts on each (`--ep`) where only they cannot be cut.
 fn widest_split(spec: &mut ModelSpec, step: &Step, asked: Deployment) -> Deployment {
-    let cut = |d: &Deployment| plan(spec, step, d, &BuildOptions::default());
+    let cut = |d: &Deployment| plan(padded(spec, d).as_ref().unwrap_or(spec), step, d, &BuildOptions::default());
     let Err(PlanError::Shard(why)) = cut(&asked) else { return asked };
     let mut narrower = (1..=asked.tp).rev().flat_map(|tp| [1, tp].map(|ep| Deployment { tp, ep, ..asked.clone() }));
     let Some(found) = narrower.find(|d| cut(d).is_ok()) else { return asked };
@@ -139,6 +156,29 @@ fn widest_split(spec: &mut ModelSpec, step: &Step, asked: Deployment) -> Deploym
     let (tp, ep) = (found.tp, found.ep);
     spec.warnings.push(format!("tp {} cannot cut this model{reason}; no split was asked for, so tp {tp} with ep {ep} is taken", asked.tp));
     found
+}
+
+/// The model with experts as wide as engines pad them where ranks would otherwise cut a block of elements that share a scale: every rank
+/// gets as many whole blocks. `None` where nothing needs padding.
+fn padded(spec: &ModelSpec, deployment: &Deployment) -> Option<ModelSpec> {
+    let parts = u64::from(deployment.axis_size(Axis::MoeTp));
+    let width = |format: WeightFormat, intermediate: u64| {
+        let (rows, cols) = format.granularity();
+        let (block, exact) = (rows.max(cols), intermediate.is_multiple_of(parts));
+        let whole = exact && (intermediate / parts).is_multiple_of(block);
+        if whole || parts == 1 { intermediate } else { intermediate.div_ceil(parts * block) * parts * block }
+    };
+    let mut out = None;
+    for (index, layer) in spec.layers.iter().enumerate() {
+        let Ffn::Moe(moe) = &layer.ffn else { continue };
+        let wide = width(moe.format, moe.intermediate);
+        if wide != moe.intermediate
+            && let Ffn::Moe(m) = &mut out.get_or_insert_with(|| spec.clone()).layers[index].ffn
+        {
+            m.intermediate = wide;
+        }
+    }
+    out
 }
 
 /// The program of a graph, verified.
@@ -154,9 +194,6 @@ pub(crate) fn verified(graph: Graph) -> Result<Program, Failure> {
 
 /// Flags whose effect is not built yet: said, never ignored.
 pub(crate) fn refuse_later_flags(args: &DeploymentArgs) -> Result<(), Failure> {
-    if let Some(version) = &args.engine_version {
-        return Err(not_yet("--engine-version", version, &["no version: what differs between versions is told by moetwin check"]));
-    }
     if args.allreduce == Some(AllReduceKind::TwoShot) {
         return Err(not_yet("--allreduce", "two-shot", &["auto", "nccl", "one-shot", "engine"]));
     }
@@ -190,9 +227,15 @@ fn sim_options(args: &DeploymentArgs, deployment: &Deployment) -> (SimOptions, &
         NcclGraph::Tuned => GraphMode::Tuned,
     };
     let backends = Backends { all_reduce, all_to_all: deployment.a2a, nccl_graph };
+    let kernels = match engine {
+        Engine::Native => Kernels::Any,
+        Engine::Sglang => Kernels::Sglang,
+        Engine::Vllm => Kernels::Vllm,
+    };
     // What an engine does not capture it launches from Python.
     let launcher = if engine == Engine::Native { Launcher::Native } else { Launcher::Framework };
-    (SimOptions { graphs: args.graphs.is_none_or(on), launcher, peer_access: args.p2p.map(on), backends, ..SimOptions::default() }, name)
+    let (graphs, peer_access) = (args.graphs.is_none_or(on), args.p2p.map(on));
+    (SimOptions { graphs, launcher, kernels, peer_access, backends, ..SimOptions::default() }, name)
 }
 
 fn routing(routing: Option<&Routing>, model: &Model) -> Result<Distribution, Failure> {

@@ -86,7 +86,18 @@ fn the_routing_that_ships_is_the_models_own() {
     let fits = line("sim --machine 2x-rtx-4090 --model shakespeare-moe-int4 --ep 2 --batch 8 --routing shakespeare --json").json();
     let even = line("sim --machine 2x-rtx-4090 --model shakespeare-moe-int4 --ep 2 --batch 8 --json").json();
     assert_ne!(fits["step_ms"], even["step_ms"]);
-    line("sim --routing shakespeare").refused(&["--routing 'shakespeare'", "MoE layer 5"]);
+    line("sim --routing shakespeare").refused(&["--routing 'shakespeare'", "16 experts"]);
+}
+
+#[test]
+fn made_up_weights_take_prompts_of_the_batch_and_context_asked_for() {
+    let ask = |more: &str| line(&format!("run --synthetic --layers 1 --batch 2 --context 5 --max-tokens 3 --json {more}")).json();
+    let tokens = |json: &serde_json::Value| -> Vec<Vec<u64>> { serde_json::from_value(json["tokens"].clone()).unwrap() };
+    let drawn = tokens(&ask(""));
+    assert_eq!(drawn.iter().map(Vec::len).collect::<Vec<_>>(), [3, 3]);
+    assert_eq!(tokens(&ask("")), drawn, "the same seed draws the same prompts");
+    assert_ne!(tokens(&ask("--seed 5")), drawn);
+    line("run --synthetic --prompt-ids 1 --batch 2").refused(&["--batch", "prompts decide"]);
 }
 
 #[test]

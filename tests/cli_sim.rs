@@ -154,10 +154,10 @@ fn the_default_split_is_one_that_the_model_allows() {
         let said = json["warnings"].as_array().unwrap().iter().any(|w| w.as_str().unwrap().contains("no split was asked for"));
         (json["deployment"]["tp"].as_u64().unwrap(), json["deployment"]["ep"].as_u64().unwrap(), said)
     };
-    // 8 heads; 4 heads; 768 columns an expert in blocks of 128 that share a scale, which six ranks could share and eight hold whole.
+    // 8 heads; 4 heads; 768 columns an expert in blocks of 128 that share a scale, which eight ranks share padded.
     assert_eq!(split("tests/fixtures/tiny-qwen3-moe"), (8, 1, false));
     assert_eq!(split("tests/fixtures/tiny-deepseek-v3"), (4, 1, true));
-    assert_eq!(split("qwen3-30b-a3b-fp8"), (8, 8, true));
+    assert_eq!(split("qwen3-30b-a3b-fp8"), (8, 1, false));
     // What was asked for is not replaced.
     line("sim --model tests/fixtures/tiny-deepseek-v3 --machine 8x-h200-sxm --tp 8").refused(&["--tp", "legal tp: 1, 2, 4"]);
 }

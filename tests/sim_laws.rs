@@ -1,9 +1,10 @@
 //! Laws of the simulator on the whole path: model, split, commands, costs, network, report.
 
 use moetwin_kernels::routing::{Distribution, SampledRouting};
-use moetwin_models::{BuildOptions, Deployment, Phase, Step, plan, zoo};
+use moetwin_models::{BuildOptions, DType, Deployment, Phase, Step, plan, zoo};
 use moetwin_runtime::{LowerOptions, Program, lower};
 use moetwin_sim::breakdown::{Breakdown, ExchangeRow};
+use moetwin_sim::cost::Kernels;
 use moetwin_sim::exec::{Launcher, SimOptions, SimTrace, simulate};
 use moetwin_sim::machine::{self, Machine};
 use moetwin_sim::trace::chrome_trace;
@@ -139,9 +140,29 @@ fn what_should_slow_it_down_does() {
     assert!(Case::decode(8, 1024).tokens_per_s() > speed);
 }
 
+/// Deployments of every kind of machine and split: what dominates differs.
+fn varied() -> Vec<Case> {
+    let split = |d: Deployment| Deployment { tp: 8, ..d };
+    let on = |machine: &str, batch, context, deployment: Deployment, kernels| Case {
+        deployment,
+        machine: machine::find(machine).expect("built in"),
+        options: SimOptions { kernels, ..SimOptions::default() },
+        ..Case::decode(batch, context)
+    };
+    let fp8 = Deployment { dcp: 8, kv_dtype: DType::Fp8, ..Deployment::default() };
+    vec![
+        Case::default(),
+        Case::decode(64, 4096),
+        on(BOX, 8, 65_536, split(fp8), Kernels::Vllm),
+        on("8x-rtx-pro-6000-dual-turin", 16, 4096, split(Deployment::default()), Kernels::Sglang),
+        on("8x-h200-sxm", 16, 4096, split(Deployment::default()), Kernels::Vllm),
+        on("8x-b200-sxm", 64, 1024, split(Deployment { ep: 8, ..Deployment::default() }), Kernels::Any),
+    ]
+}
+
 #[test]
 fn half_the_memory_rate_costs_what_the_report_says() {
-    for case in [Case::default(), Case::decode(64, 4096)] {
+    for case in varied() {
         let before = case.breakdown();
         let after = case.half_memory().breakdown();
         assert_announced(before.bounds.memory, before.step_ms, after.step_ms);
@@ -155,6 +176,20 @@ fn half_the_link_rate_costs_what_the_report_says() {
     let after = case.half_links().breakdown();
     assert!(before.bounds.link > 0.03, "{before:?}");
     assert_announced(before.bounds.link, before.step_ms, after.step_ms);
+}
+
+#[test]
+fn the_errors_of_the_parts_make_the_error_of_the_step() {
+    for case in varied() {
+        let b = case.breakdown();
+        let independent = b.rows.iter().map(|r| r.error_ms * r.error_ms).sum::<f64>().sqrt() / b.step_ms;
+        assert!((b.uncertainty.relative - independent).abs() < 1e-9 && (0.01..0.25).contains(&independent), "{:?}", b.uncertainty);
+        assert!(b.uncertainty.low_ms < b.step_ms && b.step_ms < b.uncertainty.high_ms, "{:?}", b.uncertainty);
+        for row in b.rows.iter().filter(|r| r.ms > 0.0) {
+            let from = row.provenance.measured + row.provenance.interpolated + row.provenance.modelled;
+            assert!((from - 1.0).abs() < 1e-6, "{row:?}");
+        }
+    }
 }
 
 #[test]

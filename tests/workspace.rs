@@ -20,6 +20,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
 /// The files that may hold unsafe code, each with `#![allow(unsafe_code)]` of its own.
 const UNSAFE_FILES: &[&str] = &[
     "runtime/cuda/src/device.rs",
+    "runtime/cuda/src/doctor/lab.rs",
     "runtime/cuda/src/exec/compile.rs",
     "runtime/cuda/src/exec/driver_gpu.rs",
     "runtime/cuda/src/library.rs",

@@ -16,20 +16,22 @@ __device__ __forceinline__ void rotate_pair(float a, float b, int position, doub
     *second = (b * c + a * s) * factor;
 }
 
-// MLA: norms of the compressed query and key-value. One block a token. Shared memory: max(q_lora, kv_lora) floats.
+// MLA: norms of the compressed query (block row 0) and key-value (block row 1). Grid: (T, 2). Shared memory: max(q_lora, kv_lora) floats.
 extern "C" __global__ void mla_norm(const bf16* in, const bf16* q_weight, const bf16* kv_weight, bf16* q_out, bf16* latent, int q_lora, int kv_lora, int rope,
                                     float eps) {
+    take_turn();
     extern __shared__ float row[];
     const bf16* x = in + (size_t)blockIdx.x * (q_lora + kv_lora + rope);
-    for (int part = q_lora > 0 ? 0 : 1; part < 2; ++part) {
-        const int n = part == 0 ? q_lora : kv_lora;
+    {
+        const int part = blockIdx.y, n = part == 0 ? q_lora : kv_lora;
+        if (n == 0) return;
         const bf16 *from = part == 0 ? x : x + q_lora, *weight = part == 0 ? q_weight : kv_weight;
         bf16* to = part == 0 ? q_out + (size_t)blockIdx.x * q_lora : latent + (size_t)blockIdx.x * (kv_lora + rope);
         float square = 0.f;
         for (int i = threadIdx.x; i < n; i += blockDim.x) { row[i] = f32(from[i]); square += row[i] * row[i]; }
         const float scale = rsqrtf(block_sum(square) / n + eps);
         for (int i = threadIdx.x; i < n; i += blockDim.x) to[i] = to_bf16(f32(to_bf16(row[i] * scale)) * f32(weight[i]));
-        __syncthreads();
+        if (part == 0) return;
     }
     for (int i = threadIdx.x; i < rope; i += blockDim.x) latent[(size_t)blockIdx.x * (kv_lora + rope) + kv_lora + i] = x[q_lora + kv_lora + i];
 }
@@ -37,6 +39,7 @@ extern "C" __global__ void mla_norm(const bf16* in, const bf16* q_weight, const 
 // MLA: rotates the rope part of every query head and of the latent, appends the latent to the cache. Grid: (T, heads + 1); head `heads` is the latent.
 extern "C" __global__ void mla_rope(const bf16* q_in, const bf16* latent, const int* positions, bf16* q_out, bf16* cache, const double* frequencies,
                                     const SequenceRows* sequences, int sequence_count, int heads, int nope, int kv_lora, int rope, int interleaved, float factor) {
+    take_turn();
     const int t = blockIdx.x, head = blockIdx.y, position = positions[t];
     const bf16* from;
     bf16* to;
@@ -61,45 +64,51 @@ extern "C" __global__ void mla_rope(const bf16* q_in, const bf16* latent, const 
     }
 }
 
-// MLA: q_latent[T, heads, kv_lora | rope] = q_nope W_UK, rope passes. kv_b[heads, nope + v, kv_lora]. Grid: (T, heads).
-extern "C" __global__ void mla_absorb_query(const bf16* q, const bf16* kv_b, bf16* out, int heads, int nope, int rope, int v_dim, int kv_lora) {
-    const int t = blockIdx.x, head = blockIdx.y;
-    const bf16* x = q + ((size_t)t * heads + head) * (nope + rope);
-    bf16* y = out + ((size_t)t * heads + head) * (kv_lora + rope);
+// MLA: q_latent[T, heads, kv_lora | rope] = q_nope W_UK, rope passes. kv_b[heads, nope + v, kv_lora]. A lane sums 8 columns, a warp its share of
+// the rows, for TOKENS tokens at once. Grid: (heads, ceil(kv_lora / 256), ceil(T / TOKENS)); shared: WARPS * 256 * TOKENS floats.
+template <int TOKENS>
+__device__ __forceinline__ void absorb_query(const bf16* q, const bf16* kv_b, bf16* out, int tokens, int heads, int nope, int rope, int v_dim, int kv_lora) {
+    extern __shared__ float sums[];
+    const int head = blockIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, col = (blockIdx.y * WARP + lane) * 8, first = blockIdx.z * TOKENS;
     const bf16* w = kv_b + (size_t)head * (nope + v_dim) * kv_lora;
-    for (int c = threadIdx.x; c < kv_lora; c += blockDim.x) {
+    float acc[TOKENS][8] = {};
+    if (col < kv_lora)
+#pragma unroll 4
+        for (int i = warp; i < nope; i += WARPS) {
+            float row[8];
+            load8(w + (size_t)i * kv_lora + col, row);
+#pragma unroll
+            for (int t = 0; t < TOKENS; ++t) {
+                const float x = first + t < tokens ? f32(q[((size_t)(first + t) * heads + head) * (nope + rope) + i]) : 0.f;
+#pragma unroll
+                for (int c = 0; c < 8; ++c) acc[t][c] += x * row[c];
+            }
+        }
+#pragma unroll
+    for (int t = 0; t < TOKENS; ++t)
+#pragma unroll
+        for (int c = 0; c < 8; ++c) sums[(warp * TOKENS + t) * 256 + c * WARP + lane] = acc[t][c];
+    __syncthreads();
+    for (int i = threadIdx.x; i < TOKENS * 256; i += blockDim.x) {
+        const int t = first + i / 256, at = (blockIdx.y * WARP + i % WARP) * 8 + i % 256 / WARP;
+        if (t >= tokens || at >= kv_lora) continue;
         float sum = 0.f;
-        for (int i = 0; i < nope; ++i) sum += f32(x[i]) * f32(w[(size_t)i * kv_lora + c]);
-        y[c] = to_bf16(sum);
+        for (int p = 0; p < WARPS; ++p) sum += sums[p * TOKENS * 256 + i];
+        out[((size_t)t * heads + head) * (kv_lora + rope) + at] = to_bf16(sum);
     }
-    for (int i = threadIdx.x; i < rope; i += blockDim.x) y[kv_lora + i] = x[nope + i];
+    if (blockIdx.y == 0)
+        for (int i = threadIdx.x; i < TOKENS * rope; i += blockDim.x) {
+            const int t = first + i / rope, at = i % rope;
+            if (t < tokens) out[((size_t)t * heads + head) * (kv_lora + rope) + kv_lora + at] = q[((size_t)t * heads + head) * (nope + rope) + nope + at];
+        }
 }
-
-// MLA: o[T, heads, v] = W_UV o_latent. Grid: (T, heads); a warp an output.
-extern "C" __global__ void mla_expand_value(const bf16* o_latent, const bf16* kv_b, bf16* out, int heads, int nope, int v_dim, int kv_lora) {
-    const int t = blockIdx.x, head = blockIdx.y, lane = threadIdx.x % WARP;
-    const bf16* x = o_latent + ((size_t)t * heads + head) * kv_lora;
-    for (int v = threadIdx.x / WARP; v < v_dim; v += blockDim.x / WARP) {
-        const bf16* w = kv_b + ((size_t)head * (nope + v_dim) + nope + v) * kv_lora;
-        float sum = 0.f;
-        for (int i = lane; i < kv_lora; i += WARP) sum += f32(w[i]) * f32(x[i]);
-        sum = warp_sum(sum);
-        if (lane == 0) out[((size_t)t * heads + head) * v_dim + v] = to_bf16(sum);
-    }
+extern "C" __global__ void mla_absorb_query_1(const bf16* q, const bf16* kv_b, bf16* out, int tokens, int heads, int nope, int rope, int v_dim, int kv_lora) {
+    take_turn();
+    absorb_query<1>(q, kv_b, out, tokens, heads, nope, rope, v_dim, kv_lora);
 }
-
-// MLA: kv[rows of all sequences, heads * (nope + v)] = cache latents kv_b^T. Rows are packed sequence after sequence. Grid: (ceil(N / warps), rows).
-extern "C" __global__ void mla_expand_kv(const bf16* cache, const bf16* kv_b, bf16* kv, const SequenceRows* sequences, int sequence_count, int n, int kv_lora,
-                                         int rope) {
-    const int lane = threadIdx.x % WARP, col = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    int row = blockIdx.y, s = 0;
-    while (s + 1 < sequence_count && row >= sequences[s].past + sequences[s].rows) row -= sequences[s].past + sequences[s].rows, ++s;
-    if (col >= n || row >= sequences[s].past + sequences[s].rows) return;
-    const bf16 *c = cache + (size_t)(sequences[s].cache_start + row) * (kv_lora + rope), *w = kv_b + (size_t)col * kv_lora;
-    float sum = 0.f;
-    for (int i = lane; i < kv_lora; i += WARP) sum += f32(c[i]) * f32(w[i]);
-    sum = warp_sum(sum);
-    if (lane == 0) kv[(size_t)blockIdx.y * n + col] = to_bf16(sum);
+extern "C" __global__ void mla_absorb_query_4(const bf16* q, const bf16* kv_b, bf16* out, int tokens, int heads, int nope, int rope, int v_dim, int kv_lora) {
+    take_turn();
+    absorb_query<4>(q, kv_b, out, tokens, heads, nope, rope, v_dim, kv_lora);
 }
 
 // What an online softmax has seen.
@@ -153,6 +162,7 @@ __device__ __forceinline__ Running attend(const float* query, int key_width, int
 // MLA absorbed: o_latent[T, heads, kv_lora]. Grid: (T, heads), WARPS warps. Shared: (kv_lora + rope) + WARPS * kv_lora floats.
 extern "C" __global__ void mla_decode(const bf16* q, const bf16* cache, bf16* out, const SequenceRows* sequences, int sequence_count, int heads, int kv_lora, int rope,
                                       float scale) {
+    take_turn();
     extern __shared__ float shared[];
     const int t = blockIdx.x, head = blockIdx.y, width = kv_lora + rope;
     const SequenceRows s = sequences[sequence_of(sequences, sequence_count, t)];
@@ -168,6 +178,7 @@ extern "C" __global__ void mla_decode(const bf16* q, const bf16* cache, bf16* ou
 // MLA expanded: o[T, heads, v]. kv rows are packed sequence after sequence. Shared: (nope + rope) + WARPS * v floats.
 extern "C" __global__ void mla_prefill(const bf16* q, const bf16* kv, const bf16* cache, bf16* out, const SequenceRows* sequences, int sequence_count, int heads, int nope,
                                        int rope, int v_dim, int kv_lora, float scale) {
+    take_turn();
     extern __shared__ float shared[];
     const int t = blockIdx.x, head = blockIdx.y, index = sequence_of(sequences, sequence_count, t);
     const SequenceRows s = sequences[index];
@@ -190,6 +201,7 @@ extern "C" __global__ void mla_prefill(const bf16* q, const bf16* kv, const bf16
 extern "C" __global__ void qkv_prepare(const bf16* in, const int* positions, bf16* cache, const bf16* q_weight, const bf16* k_weight, bf16* q_out, const double* frequencies,
                                        const SequenceRows* sequences, int sequence_count, int heads, int kv_heads, int head_dim, int rope, int interleaved, float factor,
                                        float eps) {
+    take_turn();
     extern __shared__ float row[];
     const int t = blockIdx.x, unit = blockIdx.y;
     const bf16* from = in + ((size_t)t * (heads + 2 * kv_heads) + unit) * head_dim;
@@ -220,6 +232,7 @@ extern "C" __global__ void qkv_prepare(const bf16* in, const int* positions, bf1
 // GQA: o[T, heads, head_dim]. Grid: (T, heads), WARPS warps. Shared: head_dim + WARPS * head_dim floats. A window of 0 is none.
 extern "C" __global__ void gqa_attention(const bf16* q, const bf16* cache, const bf16* sinks, bf16* out, const SequenceRows* sequences, int sequence_count, int heads,
                                          int kv_heads, int head_dim, int window, float scale) {
+    take_turn();
     extern __shared__ float shared[];
     const int t = blockIdx.x, head = blockIdx.y, kv_head = head / (heads / kv_heads);
     const SequenceRows s = sequences[sequence_of(sequences, sequence_count, t)];
@@ -237,6 +250,7 @@ extern "C" __global__ void gqa_attention(const bf16* q, const bf16* cache, const
 
 // Full-width RMSNorm of the q and of the k part of packed projections (OLMoE). in[T, q | k | v]. Shared: max(q, k) floats.
 extern "C" __global__ void qk_norm(const bf16* in, const bf16* q_weight, const bf16* k_weight, bf16* out, int q, int k, int v, float eps) {
+    take_turn();
     extern __shared__ float row[];
     const size_t start = (size_t)blockIdx.x * (q + k + v);
     for (int part = 0; part < 2; ++part) {

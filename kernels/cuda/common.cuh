@@ -12,6 +12,16 @@ constexpr int WARP = 32;
 constexpr u32 FULL = 0xffffffffu;
 #define INF __int_as_float(0x7f800000)
 
+// Programmatic dependent launch: the next kernel of the stream may take its place once every block of this one has begun, and a kernel touches
+// what others write, or writes anything, only after the kernels before it have ended. Every kernel begins with `take_turn`, or with these two and
+// reads of weights between them.
+__device__ __forceinline__ void admit_next() { asm volatile("griddepcontrol.launch_dependents;"); }
+__device__ __forceinline__ void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void take_turn() {
+    admit_next();
+    await_previous();
+}
+
 __device__ __forceinline__ float f32(bf16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float f32(float x) { return x; }
 __device__ __forceinline__ bf16 to_bf16(float x) { return __float2bfloat16_rn(x); }
@@ -49,9 +59,28 @@ struct SequenceRows {
     int row_start, rows, past, cache_start;
 };
 
-// The sequence of a token row. Sequences are few and sorted; a scan is cheaper than a table that the host would have to send.
+// The sequence of a token row. In decode every sequence has one row, so its number is tried first; else a scan, since sequences are few and
+// sorted, and a table would have to be sent by the host.
 __device__ __forceinline__ int sequence_of(const SequenceRows* sequences, int count, int row) {
+    if (row < count && sequences[row].row_start == row && sequences[row].rows > 0) return row;
     int s = 0;
     while (s + 1 < count && row >= sequences[s + 1].row_start) ++s;
     return s;
+}
+
+// Eight consecutive bf16, 16-byte aligned.
+__device__ __forceinline__ void load8(const bf16* p, float (&v)[8]) {
+    const uint4 raw = *reinterpret_cast<const uint4*>(p);
+    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) { v[2 * i] = __uint_as_float(words[i] << 16); v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u); }
+}
+__device__ __forceinline__ void store8(bf16* p, const float (&v)[8]) {
+    u32 words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const __nv_bfloat162 both = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
+        words[i] = *reinterpret_cast<const u32*>(&both);
+    }
+    *reinterpret_cast<uint4*>(p) = make_uint4(words[0], words[1], words[2], words[3]);
 }

@@ -1,83 +1,128 @@
 // Norms, sums, activations, embedding, row selection, greedy choice. One block a row unless said otherwise.
-#include "common.cuh"
+#include "activation.cuh"
 
 // out[T, H] = table[ids[t] - vocab_start], zeros for ids of other ranks' slices.
 extern "C" __global__ void embed(const int* ids, const bf16* table, bf16* out, int hidden, int vocab_start, int vocab_rows) {
+    take_turn();
     const int row = blockIdx.x, local = ids[row] - vocab_start;
     const bool held = local >= 0 && local < vocab_rows;
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) out[(size_t)row * hidden + i] = held ? table[(size_t)local * hidden + i] : to_bf16(0.f);
 }
 
-__device__ __forceinline__ void norm_row(const float* x, const bf16* weight, bf16* out, int n, float eps) {
-    float square = 0.f;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) square += x[i] * x[i];
+// y = rmsnorm(row) * w, `row` in shared memory; `square` is this thread's share of the squares.
+__device__ __forceinline__ void norm_row(const float* row, float square, const bf16* weight, bf16* out, int n, float eps) {
     const float scale = rsqrtf(block_sum(square) / n + eps);
-    for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = to_bf16(f32(to_bf16(x[i] * scale)) * f32(weight[i]));
+    if (n % 8 != 0) {
+        for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = to_bf16(f32(to_bf16(row[i] * scale)) * f32(weight[i]));
+        return;
+    }
+    for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
+        float w[8], v[8];
+        load8(weight + i, w);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = f32(to_bf16(row[i + j] * scale)) * w[j];
+        store8(out + i, v);
+    }
 }
 
 // y = rmsnorm(x) * w. Dynamic shared memory: `n` floats.
 extern "C" __global__ void rms_norm(const bf16* x, const bf16* weight, bf16* y, int n, float eps) {
+    take_turn();
     extern __shared__ float row[];
     const size_t start = (size_t)blockIdx.x * n;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) row[i] = f32(x[start + i]);
+    float square = 0.f;
+    if (n % 8 == 0)
+        for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
+            float v[8];
+            load8(x + start + i, v);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) { row[i + j] = v[j]; square += v[j] * v[j]; }
+        }
+    else
+        for (int i = threadIdx.x; i < n; i += blockDim.x) { row[i] = f32(x[start + i]); square += row[i] * row[i]; }
     __syncthreads();
-    norm_row(row, weight, y + start, n, eps);
+    norm_row(row, square, weight, y + start, n, eps);
 }
 
 // sum = delta + residual; y = rmsnorm(sum) * w. Dynamic shared memory: `n` floats.
 extern "C" __global__ void add_rms_norm(const bf16* delta, const bf16* residual, const bf16* weight, bf16* y, bf16* sum, int n, float eps) {
+    take_turn();
     extern __shared__ float row[];
     const size_t start = (size_t)blockIdx.x * n;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const bf16 s = to_bf16(f32(delta[start + i]) + f32(residual[start + i]));
-        sum[start + i] = s;
-        row[i] = f32(s);
-    }
+    float square = 0.f;
+    if (n % 8 == 0)
+        for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
+            float a[8], b[8];
+            load8(delta + start + i, a);
+            load8(residual + start + i, b);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                a[j] = f32(to_bf16(a[j] + b[j]));
+                row[i + j] = a[j];
+                square += a[j] * a[j];
+            }
+            store8(sum + start + i, a);
+        }
+    else
+        for (int i = threadIdx.x; i < n; i += blockDim.x) {
+            const bf16 s = to_bf16(f32(delta[start + i]) + f32(residual[start + i]));
+            sum[start + i] = s;
+            row[i] = f32(s);
+            square += row[i] * row[i];
+        }
     __syncthreads();
-    norm_row(row, weight, y + start, n, eps);
+    norm_row(row, square, weight, y + start, n, eps);
 }
 
 // Element-wise over `n` elements, grid-stride.
 extern "C" __global__ void add(const bf16* a, const bf16* b, bf16* out, u64 n) {
+    take_turn();
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) out[i] = to_bf16(f32(a[i]) + f32(b[i]));
 }
 
 // out = y * sigmoid(score); one score a row, or `score_width == n` of them.
 extern "C" __global__ void sigmoid_scale(const bf16* y, const bf16* score, bf16* out, int n, int score_width) {
+    take_turn();
     const size_t start = (size_t)blockIdx.x * n, scores = (size_t)blockIdx.x * score_width;
     for (int i = threadIdx.x; i < n; i += blockDim.x) out[start + i] = to_bf16(f32(y[start + i]) * sigmoid(f32(score[scores + (score_width == n ? i : 0)])));
 }
 
-__device__ __forceinline__ float activate(float gate, float up, int clamped, float alpha, float limit) {
-    if (!clamped) return gate * sigmoid(gate) * up;
-    gate = fminf(gate, limit);
-    up = fminf(fmaxf(up, -limit), limit);
-    return (up + 1.f) * gate * sigmoid(alpha * gate);
-}
-
-// h[T, n] from gate_up[T, gate | up].
+// h[T, n] from gate_up[T, gate | up]. Grid: (T, chunks).
 extern "C" __global__ void gated_activation(const bf16* gate_up, bf16* h, int n, int clamped, float alpha, float limit) {
+    take_turn();
     const size_t from = (size_t)blockIdx.x * 2 * n, to = (size_t)blockIdx.x * n;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) h[to + i] = to_bf16(activate(f32(gate_up[from + i]), f32(gate_up[from + n + i]), clamped, alpha, limit));
+    for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < n; i += gridDim.y * blockDim.x) h[to + i] = to_bf16(activate(f32(gate_up[from + i]), f32(gate_up[from + n + i]), clamped, alpha, limit));
 }
 
 // out[r] = x[rows[r]]: the last new token of sequence `r`.
 extern "C" __global__ void select_last(const bf16* x, const SequenceRows* sequences, bf16* out, int n) {
+    take_turn();
     const SequenceRows s = sequences[blockIdx.x];
     const size_t from = (size_t)(s.row_start + s.rows - 1) * n, to = (size_t)blockIdx.x * n;
     for (int i = threadIdx.x; i < n; i += blockDim.x) out[to + i] = x[from + i];
 }
 
-// ids[r] = index of the greatest logit of row `r`, the lowest among equals.
+// ids[r] = index of the greatest logit of row `r`, the lowest among equals; -1 where none is a number above minus infinity.
 extern "C" __global__ void argmax(const bf16* logits, int* ids, int n) {
+    take_turn();
     __shared__ float best_value[WARP];
     __shared__ int best_index[WARP];
     float value = -INF;
     int index = 0x7fffffff;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const float v = f32(logits[(size_t)blockIdx.x * n + i]);
-        if (v > value || (v == value && i < index)) { value = v; index = i; }
-    }
+    // A thread sees ascending indices, so the first of equals stays.
+    if (n % 8 == 0)
+        for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
+            float v[8];
+            load8(logits + (size_t)blockIdx.x * n + i, v);
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+                if (v[j] > value) { value = v[j]; index = i + j; }
+        }
+    else
+        for (int i = threadIdx.x; i < n; i += blockDim.x) {
+            const float v = f32(logits[(size_t)blockIdx.x * n + i]);
+            if (v > value) { value = v; index = i; }
+        }
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
         const float v = __shfl_xor_sync(FULL, value, offset);
         const int i = __shfl_xor_sync(FULL, index, offset);
@@ -88,6 +133,6 @@ extern "C" __global__ void argmax(const bf16* logits, int* ids, int n) {
     if (threadIdx.x == 0) {
         for (int w = 1; w < blockDim.x / WARP; ++w)
             if (best_value[w] > value || (best_value[w] == value && best_index[w] < index)) { value = best_value[w]; index = best_index[w]; }
-        ids[blockIdx.x] = index == 0x7fffffff ? 0 : index;
+        ids[blockIdx.x] = index == 0x7fffffff ? -1 : index;
     }
 }

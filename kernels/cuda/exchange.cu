@@ -33,6 +33,7 @@ __device__ __forceinline__ void block_barrier(const Peers* peers, int rank, int 
 // out = sum over ranks, in rank order, of each rank's staged copy. The staging buffer holds two parities of `capacity` elements, so that a rank may
 // run one call ahead. `epochs[block]` is this rank's count of calls of that block.
 extern "C" __global__ void all_reduce_one_shot(const bf16* in, bf16* out, const Peers* peers, u32* epochs, u32* error, int rank, int ranks, u64 n, u64 capacity, u32 bound) {
+    take_turn();
     const u32 epoch = epochs[blockIdx.x] + 1;
     const u64 start = (u64)blockIdx.x * blockDim.x + threadIdx.x, step = (u64)gridDim.x * blockDim.x;
     bf16* staged = (bf16*)peers->data[rank] + (epoch & 1) * capacity;
@@ -52,5 +53,11 @@ extern "C" __global__ void all_reduce_one_shot(const bf16* in, bf16* out, const 
 
 // Columns from..from + width of every row of `in` go to columns to.. of `out`.
 extern "C" __global__ void copy_columns(const bf16* in, bf16* out, int in_width, int out_width, int from, int to, int width) {
+    take_turn();
     for (int i = threadIdx.x; i < width; i += blockDim.x) out[(size_t)blockIdx.x * out_width + to + i] = in[(size_t)blockIdx.x * in_width + from + i];
+}
+
+// Sums that were added in f32, rounded once.
+extern "C" __global__ void round_f32_bf16(const float* in, bf16* out, u64 n) {
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) out[i] = to_bf16(in[i]);
 }

@@ -3,9 +3,157 @@
 
 enum Scoring { SIGMOID = 0, SOFTMAX = 1, SOFTMAX_TOPK = 2 };
 
+// The greatest value of a warp and its index, the lowest among equals; every lane gets it.
+__device__ __forceinline__ void warp_best(float& value, int& index) {
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) {
+        const float v = __shfl_xor_sync(FULL, value, offset);
+        const int i = __shfl_xor_sync(FULL, index, offset);
+        if (v > value || (v == value && i < index)) { value = v; index = i; }
+    }
+}
+
+// The weights of the chosen, normalized where the rule says so; `mine` is lane k's.
+__device__ __forceinline__ void write_weights(float mine, int topk, int scoring, int normalize, float normalize_eps, float scale, float* weights) {
+    if (scoring == SOFTMAX_TOPK) {
+        const float top = __shfl_sync(FULL, mine, 0);
+        mine = __expf(mine - top);
+    }
+    const int lane = threadIdx.x % WARP;
+    // In order, so that the sum does not depend on how the warp is arranged.
+    float sum = 0.f;
+    for (int k = 0; k < topk; ++k) sum += __shfl_sync(FULL, mine, k);
+    const float divisor = (normalize || scoring == SOFTMAX_TOPK) ? sum + normalize_eps : 1.f;
+    if (lane < topk) weights[lane] = mine / divisor * scale;
+}
+
+// Experts that a lane can hold in registers.
+constexpr int HELD = 16;
+
+// Up to 32 * HELD experts, each lane holding every 32nd; topk at most 32.
+__device__ __forceinline__ void choose_held(const float* scores, const float* biased, int experts, int topk, int scoring, int normalize, float normalize_eps,
+                                            float scale, int* ids, float* weights) {
+    const int lane = threadIdx.x % WARP;
+    float held[HELD];
+#pragma unroll
+    for (int j = 0; j < HELD; ++j) {
+        // NaN goes last, with what is left out.
+        const float b = lane + j * WARP < experts ? biased[lane + j * WARP] : -INF;
+        held[j] = b == b ? b : -INF;
+    }
+    u32 taken = 0;
+    float mine = 0.f;
+    for (int k = 0; k < topk; ++k) {
+        float value = -INF;
+        int index = 0x7fffffff;
+#pragma unroll
+        for (int j = 0; j < HELD; ++j)
+            if (!(taken >> j & 1) && lane + j * WARP < experts && (held[j] > value || index == 0x7fffffff)) { value = held[j]; index = lane + j * WARP; }
+        warp_best(value, index);
+        if (index % WARP == lane) taken |= 1u << (index / WARP);
+        if (lane == k) { mine = scores[index]; ids[k] = index; }
+    }
+    write_weights(mine, topk, scoring, normalize, normalize_eps, scale, weights);
+}
+
+// Any number of experts, through shared memory.
+__device__ __forceinline__ void choose(const float* scores, float* biased, int experts, int topk, int scoring, int normalize, float normalize_eps, float scale,
+                                       int* ids, float* weights) {
+    const int lane = threadIdx.x % WARP;
+    float mine = 0.f;
+    for (int k = 0; k < topk; ++k) {
+        float value = -INF;
+        int index = 0x7fffffff;
+        for (int e = lane; e < experts; e += WARP)
+            if (biased[e] > value || (biased[e] == value && e < index)) { value = biased[e]; index = e; }
+        warp_best(value, index);
+        index = min(index, experts - 1);
+        if (lane == k) { mine = scores[index]; ids[k] = index; }
+        __syncwarp();
+        if (lane == 0) biased[index] = -INF;
+        __syncwarp();
+    }
+    write_weights(mine, topk, scoring, normalize, normalize_eps, scale, weights);
+}
+
+// A float's order as unsigned numbers have it; NaN and what is left out come last, as 0.
+__device__ __forceinline__ u32 ordered(float v, bool there) {
+    const u32 bits = __float_as_uint(v);
+    return !there || v != v ? 0u : (bits & 0x80000000u ? ~bits : bits | 0x80000000u);
+}
+
+// Without groups, a warp a token, experts in registers: lane l holds every 32nd from l on.
+template <int HELD_BY_LANE>
+__device__ __forceinline__ void route_row(const float* row, const float* bias, int* ids, float* weights, int experts, int topk, int scoring, int normalize,
+                                          float normalize_eps, float scale) {
+    const int lane = threadIdx.x;
+    float score[HELD_BY_LANE];
+    u32 key[HELD_BY_LANE];
+    float top = -INF;
+#pragma unroll
+    for (int j = 0; j < HELD_BY_LANE; ++j) {
+        const int e = lane + j * WARP;
+        score[j] = e < experts ? row[e] : -INF;
+        top = fmaxf(top, score[j]);
+    }
+    if (scoring == SOFTMAX) {
+        top = warp_max(top);
+        float sum = 0.f;
+#pragma unroll
+        for (int j = 0; j < HELD_BY_LANE; ++j) {
+            score[j] = lane + j * WARP < experts ? __expf(score[j] - top) : 0.f;
+            sum += score[j];
+        }
+        sum = warp_sum(sum);
+#pragma unroll
+        for (int j = 0; j < HELD_BY_LANE; ++j) score[j] /= sum;
+    } else if (scoring == SIGMOID) {
+#pragma unroll
+        for (int j = 0; j < HELD_BY_LANE; ++j) score[j] = 1.f / (1.f + expf(-score[j]));
+    }
+#pragma unroll
+    for (int j = 0; j < HELD_BY_LANE; ++j) {
+        const int e = lane + j * WARP;
+        key[j] = ordered(score[j] + (bias && e < experts ? bias[e] : 0.f), e < experts);
+    }
+    float mine = 0.f;
+    u32 taken = 0;
+    for (int k = 0; k < topk; ++k) {
+        u32 best = 0;
+        int at = -1;
+#pragma unroll
+        for (int j = 0; j < HELD_BY_LANE; ++j)
+            if (!(taken >> j & 1) && lane + j * WARP < experts && (at < 0 || key[j] > best)) { best = key[j]; at = j; }
+        const u32 greatest = __reduce_max_sync(FULL, best);
+        const u32 index = __reduce_min_sync(FULL, at >= 0 && best == greatest ? (u32)(lane + at * WARP) : 0xffffffffu);
+        const int owner = index % WARP;
+        if (owner == lane) taken |= 1u << at;
+        float chosen = 0.f;
+#pragma unroll
+        for (int j = 0; j < HELD_BY_LANE; ++j)
+            if (index / WARP == j) chosen = score[j];
+        chosen = __shfl_sync(FULL, chosen, owner);
+        if (lane == k) { mine = chosen; ids[k] = index; }
+    }
+    write_weights(mine, topk, scoring, normalize, normalize_eps, scale, weights);
+}
+#define ROUTE_ROWS(HELD_BY_LANE)                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(WARP)                                                                                             \
+        route_##HELD_BY_LANE(const float* logits, const float* bias, int* ids, float* weights, int experts, int topk, int scoring, int normalize,   \
+                             float normalize_eps, float scale) {                                                                                   \
+        take_turn();                                                                                                                               \
+        const int t = blockIdx.x;                                                                                                                  \
+        route_row<HELD_BY_LANE>(logits + (size_t)t * experts, bias, ids + t * topk, weights + t * topk, experts, topk, scoring, normalize,         \
+                                normalize_eps, scale);                                                                                             \
+    }
+ROUTE_ROWS(4)
+ROUTE_ROWS(8)
+ROUTE_ROWS(16)
+
 // One block a token; shared memory: 2 * experts floats + groups floats. Highest biased score first, ties to the lowest id.
 extern "C" __global__ void route(const float* logits, const float* bias, int* ids, float* weights, int experts, int topk, int scoring, int groups,
                                  int topk_groups, int group_two, int normalize, float normalize_eps, float scale) {
+    take_turn();
     extern __shared__ float shared[];
     float *scores = shared, *biased = shared + experts, *group_scores = shared + 2 * experts;
     const float* row = logits + (size_t)blockIdx.x * experts;
@@ -49,43 +197,67 @@ extern "C" __global__ void route(const float* logits, const float* bias, int* id
     }
     // Choices one after the other, by the first warp.
     if (threadIdx.x >= WARP) return;
-    float sum = 0.f, top = 0.f;
-    for (int k = 0; k < topk; ++k) {
-        float value = -INF;
-        int index = 0x7fffffff;
-        for (int e = threadIdx.x; e < experts; e += WARP)
-            if (biased[e] > value || (biased[e] == value && e < index)) { value = biased[e]; index = e; }
-        for (int offset = WARP / 2; offset > 0; offset /= 2) {
-            const float v = __shfl_xor_sync(FULL, value, offset);
-            const int i = __shfl_xor_sync(FULL, index, offset);
-            if (v > value || (v == value && i < index)) { value = v; index = i; }
-        }
-        index = min(index, experts - 1);
-        float w = scores[index];
-        if (scoring == SOFTMAX_TOPK) {
-            if (k == 0) top = w;
-            w = __expf(w - top);
-        }
-        sum += w;
-        if (threadIdx.x == 0) { ids[blockIdx.x * topk + k] = index; weights[blockIdx.x * topk + k] = w; }
-        __syncwarp();
-        if (threadIdx.x == 0) biased[index] = -INF, scores[index] = scoring == SOFTMAX_TOPK ? -INF : scores[index];
-        __syncwarp();
-    }
-    const float divisor = (normalize || scoring == SOFTMAX_TOPK) ? sum + normalize_eps : 1.f;
-    for (int k = threadIdx.x; k < topk; k += WARP) weights[blockIdx.x * topk + k] = weights[blockIdx.x * topk + k] / divisor * scale;
+    if (experts <= WARP * HELD) choose_held(scores, biased, experts, topk, scoring, normalize, normalize_eps, scale, ids + blockIdx.x * topk, weights + blockIdx.x * topk);
+    else choose(scores, biased, experts, topk, scoring, normalize, normalize_eps, scale, ids + blockIdx.x * topk, weights + blockIdx.x * topk);
 }
 
 // slots[t, k] = a slot of expert ids[t, k]; `starts[e]..starts[e + 1]` index `slots_of`.
 extern "C" __global__ void place_experts(const int* ids, const int* starts, const int* slots_of, int* slots, int n, int topk, int first_token) {
+    take_turn();
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
         const int e = ids[i], count = starts[e + 1] - starts[e];
         slots[i] = slots_of[starts[e] + (first_token + i / topk) % count];
     }
 }
 
-// Lists of token-expert pairs by local expert, in token order: offsets[local + 1], pairs[n]. One block, a thread an expert (looping).
-extern "C" __global__ void expert_lists(const int* ids, int* offsets, int* pairs, int n, int expert_start, int local_experts) {
+// Lists of token-expert pairs by local expert, in token order: offsets[local + 1], pairs[n], active[count, experts that have pairs]. One block.
+// For few pairs and up to BLOCK experts: each pair counts the equal ids before it. Shared: n ints.
+constexpr int BLOCK = 1024;
+extern "C" __global__ void __launch_bounds__(BLOCK) expert_lists(const int* ids, int* offsets, int* pairs, int* active, int n, int expert_start, int local_experts) {
+    take_turn();
+    extern __shared__ int local_ids[];
+    __shared__ int counts[BLOCK], starts[BLOCK], warp_totals[WARP];
+    const int tid = threadIdx.x, lane = tid % WARP, warp = tid / WARP;
+    counts[tid] = 0;
+    for (int i = tid; i < n; i += BLOCK) {
+        const int e = ids[i] - expert_start;
+        local_ids[i] = e >= 0 && e < local_experts ? e : -1;
+    }
+    __syncthreads();
+    for (int i = tid; i < n; i += BLOCK)
+        if (local_ids[i] >= 0) atomicAdd(&counts[local_ids[i]], 1);
+    __syncthreads();
+    // One scan for both: pairs in the low half, experts with pairs in the high half.
+    const int count = counts[tid];
+    int scanned = count + (count > 0 ? 1 << 16 : 0);
+#pragma unroll
+    for (int offset = 1; offset < WARP; offset *= 2) {
+        const int below = __shfl_up_sync(FULL, scanned, offset);
+        if (lane >= offset) scanned += below;
+    }
+    if (lane == WARP - 1) warp_totals[warp] = scanned;
+    __syncthreads();
+    for (int w = 0; w < warp; ++w) scanned += warp_totals[w];
+    const int before = (scanned & 0xffff) - count;
+    starts[tid] = before;
+    if (tid < local_experts) {
+        offsets[tid] = before;
+        if (count > 0) active[scanned >> 16] = tid;
+        if (tid == local_experts - 1) { offsets[local_experts] = before + count; active[0] = scanned >> 16; }
+    }
+    __syncthreads();
+    for (int i = tid; i < n; i += BLOCK) {
+        const int e = local_ids[i];
+        if (e < 0) continue;
+        int rank = 0;
+        for (int j = 0; j < i; ++j) rank += local_ids[j] == e;
+        pairs[starts[e] + rank] = i;
+    }
+}
+
+// The same for any size: a thread an expert (looping), which walks all ids twice.
+extern "C" __global__ void __launch_bounds__(BLOCK) expert_lists_large(const int* ids, int* offsets, int* pairs, int* active, int n, int expert_start, int local_experts) {
+    take_turn();
     for (int e = threadIdx.x; e < local_experts; e += blockDim.x) {
         int count = 0;
         for (int i = 0; i < n; ++i) count += ids[i] == expert_start + e;
@@ -93,8 +265,14 @@ extern "C" __global__ void expert_lists(const int* ids, int* offsets, int* pairs
     }
     if (threadIdx.x == 0) offsets[0] = 0;
     __syncthreads();
-    if (threadIdx.x == 0)
-        for (int e = 0; e < local_experts; ++e) offsets[e + 1] += offsets[e];
+    if (threadIdx.x == 0) {
+        int found = 0;
+        for (int e = 0; e < local_experts; ++e) {
+            if (offsets[e + 1] > 0) active[++found] = e;
+            offsets[e + 1] += offsets[e];
+        }
+        active[0] = found;
+    }
     __syncthreads();
     for (int e = threadIdx.x; e < local_experts; e += blockDim.x) {
         int at = offsets[e];

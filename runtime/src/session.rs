@@ -61,6 +61,7 @@ pub struct Session<'a, E: Executor> {
     capacity: u32,
     lengths: Vec<u32>,
     collectives: u64,
+    greedy: bool,
 }
 
 /// What loading one rank's weights may take: a terabyte from a slow disk.
@@ -97,7 +98,13 @@ impl<T: Real> StepOutput<T> {
 impl<'a, E: Executor> Session<'a, E> {
     /// A session on an executor whose KV pool holds `capacity` tokens a sequence.
     pub fn new(spec: &'a ModelSpec, weights: &'a dyn WeightSource, executor: E, options: SessionOptions, capacity: u32) -> Self {
-        Self { spec, options, weights, executor: Some(executor), fleet: None, capacity, lengths: Vec::new(), collectives: 0 }
+        Self { spec, options, weights, executor: Some(executor), fleet: None, capacity, lengths: Vec::new(), collectives: 0, greedy: false }
+    }
+
+    /// Reports the likeliest next tokens only, not the logits they come from.
+    pub fn greedy(mut self) -> Self {
+        self.greedy = true;
+        self
     }
 
     /// Collectives and pipeline sends that the latest program's pass issues on the rank that issues most.
@@ -159,7 +166,10 @@ impl<'a, E: Executor> Session<'a, E> {
     }
 
     fn program(&mut self, step: Step, dump: bool) -> Result<Program, SessionError> {
-        let graph = plan(self.spec, &step, &self.options.deployment, &BuildOptions { dump, ..BuildOptions::default() })?;
+        let mut graph = plan(self.spec, &step, &self.options.deployment, &BuildOptions { dump, ..BuildOptions::default() })?;
+        if self.greedy && !dump {
+            graph.outputs.retain(|(name, _)| name != "logits");
+        }
         let program = lower(graph, self.options.lower)?;
         verify(&program).map_err(SessionError::Program)?;
         self.collectives = collectives(&program);

@@ -23,9 +23,13 @@ fn main() -> Result<(), Failure> {
     let entries: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(manifest)?)?;
     let mut out = std::io::stdout().lock();
     let mut every = Vec::new();
-    for name in names() {
+    // `a+b` fits the figures of a to the tables of both.
+    let groups: Vec<&str> = if filter.contains('+') { vec![filter] } else { names().collect() };
+    for group in groups {
+        let (name, members): (&str, Vec<&str>) = (group.split('+').next().unwrap_or(group), group.split('+').collect());
+        let filter = if filter.contains('+') { "" } else { filter };
         let mut tables = Vec::new();
-        for entry in entries.iter().filter(|entry| entry["machine"] == name) {
+        for entry in entries.iter().filter(|entry| members.iter().any(|member| entry["machine"] == *member)) {
             let table = table(manifest, entry)?;
             if table.name.contains(filter) || name.contains(filter) {
                 tables.push(table);
@@ -74,19 +78,24 @@ fn describe(out: &mut impl Write, machine: &Machine) -> Result<(), Failure> {
     for (name, ring) in [("nvlink", &figures.nvlink), ("pcie", &figures.pcie), ("host", &figures.host)] {
         writeln!(
             out,
-            "  {name}: Ring {{ ll_step: {}, ll_pass: {}, ll128_step: {}, ll128_channel: {}, simple_step: {}, slices: {}, finish_permille: {} }}",
+            "  {name}: Ring::new([{}, {}, {}], [{}, {}], [{}, {}, {}, {}], {}),",
             ns(ring.ll_step.value),
             ns(ring.ll_pass.value),
+            ring.ll_wire_permille.value,
             ns(ring.ll128_step.value),
             ring.ll128_channel_bytes_per_s.value / 1_000_000_000,
             ns(ring.simple_step.value),
+            ns(ring.simple_spread.value),
+            ring.simple_bytes_per_s.value as f64 / 1e9,
             ring.simple_slices.value,
             ring.finish_permille.value
         )?;
     }
     if let Some(nvls) = &figures.nvls {
         let rates = (nvls.small_bytes_per_s.value / 1_000_000_000, nvls.bytes_per_s.value / 1_000_000_000);
-        writeln!(out, "  nvls: [{}, {}, {}, {}]", ns(nvls.latency.value), rates.0, rates.1, ns(nvls.fill.value))?;
+        let symmetric = (ns(nvls.symmetric_latency.value), nvls.symmetric_bytes_per_s.value / 1_000_000_000);
+        let (latency, fill) = (ns(nvls.latency.value), ns(nvls.fill.value));
+        writeln!(out, "  nvls: [{latency}, {}, {}, {fill}, {}, {}]", rates.0, rates.1, symmetric.0, symmetric.1)?;
     }
     let point = &figures.point_to_point;
     let times = [ns(point.ll_latency.value), ns(point.simple_latency.value), ns(point.per_peer.value)];
@@ -94,12 +103,18 @@ fn describe(out: &mut impl Write, machine: &Machine) -> Result<(), Failure> {
     let custom = &figures.custom;
     let times = [ns(custom.barrier.value), ns(custom.per_rank.value), custom.link_permille.value, ns(custom.phase.value)];
     writeln!(out, "  custom: {times:?}")?;
-    writeln!(out, "  launch: {} {}", ns(machine.launch.eager_kernel.value), ns(machine.launch.eager_collective.value))?;
+    let launch = &machine.launch;
+    let hosts = [ns(launch.eager_kernel.value), ns(launch.eager_collective.value), ns(launch.eager_nccl.value)];
+    writeln!(out, "  launch: {hosts:?}")?;
     let mut rates: Vec<(String, u64)> =
         machine.links.iter().map(|(_, link)| (link.kind.name(), link.forward.write_bytes_per_s.value)).collect();
     rates.sort();
     rates.dedup();
     writeln!(out, "  {rates:?}")?;
+    let mut latencies: Vec<(String, u64)> = machine.links.iter().map(|(_, link)| (link.kind.name(), ns(link.latency.value))).collect();
+    latencies.sort();
+    latencies.dedup();
+    writeln!(out, "  {latencies:?}")?;
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 //! member that arrived last. Nothing on it waits, so its parts add up to the pass, and a part that becomes longer makes the pass longer by as
 //! much (until another chain is longer still). Waiting is reported beside it: what the ranks' streams stood idle for each other.
 
-use crate::cost::Provenance;
+use crate::cost::{OpCost, Provenance};
 use crate::exec::{Cause, ExchangeRecord, SimTrace, Span, SpanId, SpanKind, Track};
 use crate::time::{Duration, Time};
 use moetwin_models::{OpClass, Phase, Step};
@@ -28,6 +28,22 @@ pub struct Row {
     pub calls: f64,
     /// Milliseconds a pass of such commands that ran hidden beside it, on the rank where the chain ends.
     pub hidden_ms: f64,
+    /// Standard error of `ms`.
+    pub error_ms: f64,
+    /// Where `ms` comes from, as shares of it.
+    pub provenance: ProvenanceShares,
+}
+
+/// How far the time of a pass may be off, from the errors of what it is made of: figures of one class are off together, those of
+/// different classes independently. What the model leaves out is not in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Uncertainty {
+    /// Standard error, as a share of the pass.
+    pub relative: f64,
+    /// Nine of ten such passes take longer than this.
+    pub low_ms: f64,
+    /// Nine of ten take less than this.
+    pub high_ms: f64,
 }
 
 /// What the pass is made of, as shares that sum to one.
@@ -99,6 +115,8 @@ pub struct Breakdown {
     pub bounds: Bounds,
     /// By where the figures come from.
     pub provenance: ProvenanceShares,
+    /// How far the time may be off.
+    pub uncertainty: Uncertainty,
     /// Waiting beside the chain.
     pub waiting: Waiting,
     /// Exchanges by class and size, longest in all first.
@@ -113,11 +131,29 @@ struct Piece {
     time: Duration,
 }
 
+/// Standard errors of what no table says, as shares: exchanges whose figures are all measured, those with assumed ones, and launches.
+/// Of built-in machines, tables of exchanges that are left out are met within about a tenth, and figures carried over from a like machine
+/// within a quarter.
+const EXCHANGE_ERROR: f64 = 0.12;
+const ASSUMED_EXCHANGE_ERROR: f64 = 0.25;
+const LAUNCH_ERROR: f64 = 0.25;
+
+/// One in ten of a normal distribution lies above this many standard deviations.
+const ONE_IN_TEN_SIGMAS: f64 = 1.282;
+
 /// Sums over the chain, picoseconds.
 #[derive(Default)]
 struct Sums {
-    classes: BTreeMap<&'static str, (u64, u64)>,
+    classes: BTreeMap<&'static str, ClassSums>,
     bounds: Bounds,
+}
+
+/// Sums of one class.
+#[derive(Clone, Copy, Debug, Default)]
+struct ClassSums {
+    ps: u64,
+    calls: u64,
+    error_ps: f64,
     provenance: ProvenanceShares,
 }
 
@@ -135,10 +171,18 @@ impl Breakdown {
         let mut rows: Vec<Row> = all_classes(&sums, &hidden)
             .into_iter()
             .map(|class| {
-                let (ps, calls) = sums.classes.get(class).copied().unwrap_or_default();
+                let of = sums.classes.get(class).copied().unwrap_or_default();
                 let hidden_ps = hidden.get(class).copied().unwrap_or(0);
-                let ms = |ps: u64| ps as f64 / 1e9 / steps;
-                Row { class, ms: ms(ps), share: ps as f64 / total, calls: calls as f64 / steps, hidden_ms: ms(hidden_ps) }
+                let ms = |ps: f64| ps / 1e9 / steps;
+                Row {
+                    class,
+                    ms: ms(of.ps as f64),
+                    share: of.ps as f64 / total,
+                    calls: of.calls as f64 / steps,
+                    hidden_ms: ms(hidden_ps as f64),
+                    error_ms: ms(of.error_ps),
+                    provenance: of.provenance.over((of.ps as f64).max(1.0)),
+                }
             })
             .collect();
         rows.sort_by(|a, b| b.ms.total_cmp(&a.ms).then(b.hidden_ms.total_cmp(&a.hidden_ms)).then(a.class.cmp(b.class)));
@@ -150,7 +194,8 @@ impl Breakdown {
             tokens_per_s: if step_s > 0.0 { tokens / step_s } else { 0.0 },
             rows,
             bounds: sums.bounds.over(total),
-            provenance: sums.provenance.over(total),
+            provenance: sums.provenance().over(total),
+            uncertainty: sums.uncertainty(step_s * 1e3, total),
             waiting: waiting(trace),
             exchanges,
             bound_by: String::new(),
@@ -251,29 +296,46 @@ impl Sums {
         if span.kind == SpanKind::HostWait {
             return;
         }
-        let entry = self.classes.entry(class_of(program, span)).or_default();
-        entry.0 += ps;
-        entry.1 += 1;
         let time = ps as f64;
-        match span.kind {
-            SpanKind::HostWait => {}
+        let (provenance, error) = match span.kind {
+            SpanKind::HostWait => return,
             SpanKind::Launch => {
                 self.bounds.launch += time;
-                self.provenance.add(Provenance::Modelled, time);
+                (Provenance::Modelled, LAUNCH_ERROR)
             }
             SpanKind::Exchange(exchange) => {
                 let record = &trace.exchanges[exchange];
                 let link = (record.link.as_ps() as f64).min(time);
                 self.bounds.link += link;
                 self.bounds.exchange_latency += time - link;
-                self.provenance.add(record.provenance, time);
+                (record.provenance, if record.provenance == Provenance::Modelled { ASSUMED_EXCHANGE_ERROR } else { EXCHANGE_ERROR })
             }
-            SpanKind::Compute => self.kernel(trace, span, time),
-        }
+            SpanKind::Compute => {
+                let Some(cost) = span.index.and_then(|i| trace.costs[span.rank].get(i as usize)) else { return };
+                self.kernel(trace, cost, time);
+                (cost.provenance, f64::from(cost.error_permille) / 1e3)
+            }
+        };
+        let of = self.classes.entry(class_of(program, span)).or_default();
+        of.ps += ps;
+        of.calls += 1;
+        of.error_ps += error * time;
+        of.provenance.add(provenance, time);
+    }
+    fn provenance(&self) -> ProvenanceShares {
+        self.classes.values().fold(ProvenanceShares::default(), |sum, c| ProvenanceShares {
+            measured: sum.measured + c.provenance.measured,
+            interpolated: sum.interpolated + c.provenance.interpolated,
+            modelled: sum.modelled + c.provenance.modelled,
+        })
+    }
+    fn uncertainty(&self, step_ms: f64, total_ps: f64) -> Uncertainty {
+        let relative = libm::sqrt(self.classes.values().map(|c| c.error_ps * c.error_ps).sum::<f64>()) / total_ps;
+        let away = ONE_IN_TEN_SIGMAS * relative;
+        Uncertainty { relative, low_ms: step_ms * (1.0 - away).max(0.0), high_ms: step_ms * (1.0 + away) }
     }
     /// Splits a kernel's time. What it took beyond its own duration is the launch floor, or another kernel's use of the same rate.
-    fn kernel(&mut self, trace: &SimTrace, span: &Span, time: f64) {
-        let Some(cost) = span.index.and_then(|i| trace.costs[span.rank].get(i as usize)) else { return };
+    fn kernel(&mut self, trace: &SimTrace, cost: &OpCost, time: f64) {
         let alone = cost.duration_ps as f64;
         let floor = (trace.host.graph_node * u64::from(cost.kernels)).as_ps() as f64;
         let launch = (floor - alone).clamp(0.0, time);
@@ -286,7 +348,6 @@ impl Sums {
         }
         self.bounds.launch += launch;
         self.bounds.kernel_latency += time - launch - longest;
-        self.provenance.add(cost.provenance, time);
     }
 }
 
@@ -386,7 +447,7 @@ fn exchange_rows(program: &Program, trace: &SimTrace) -> Vec<ExchangeRow> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::{Bound, OpCost};
+    use crate::cost::Bound;
     use crate::exec::samples::{CAPTURED, EAGER, Line, compute, program, reduce, run};
     use crate::exec::{HostCosts, SimError};
 

@@ -26,7 +26,7 @@ impl Acceptance {
         }
         Ok(Self { per_position: (0..drafted as usize).map(|i| per_position.get(i).copied().unwrap_or(last)).collect() })
     }
-    /// The same at every position, such that of [`RATE_POSITIONS`] drafted tokens the share `rate` is accepted.
+    /// The same at every position, such that of three drafted tokens the share `rate` is accepted.
     pub fn of_rate(rate: f64, drafted: u32) -> Self {
         let share = |p: f64| accepted(&[p; RATE_POSITIONS as usize]) / f64::from(RATE_POSITIONS);
         let (mut low, mut high) = (0.0, 1.0);

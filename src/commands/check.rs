@@ -2,15 +2,17 @@
 
 use crate::error::{Failure, InputError, Outcome};
 use crate::output;
-use crate::report::check_json::{self, Logged};
-use crate::report::check_text;
-use crate::resolve::read_text;
+use crate::report::check_log::LogReport;
+use crate::report::{check_json, check_text};
+use crate::resolve::{machine, read_log, read_text};
 use clap::Args;
+use moetwin::engines::hardware::of_machine;
+use moetwin::engines::log::{self, StartUp};
 use moetwin::engines::question::{HardwareText, Question};
 use moetwin::engines::verdict::{self, Answer, CheckError, Starts};
-use moetwin::engines::{Version, case, command, log};
+use moetwin::engines::{Version, case, command};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Arguments of `moetwin check`.
 #[derive(Args)]
@@ -20,6 +22,7 @@ Examples:
       python -m sglang.launch_server --model-path moonshotai/Kimi-K2.5 --tp 8 --ep 8 --moe-a2a-backend flashinfer
   moetwin check --gpu H200 --gpus 8 -- vllm serve Qwen/Qwen3-235B-A22B-FP8 -tp 8
   moetwin check --from question.json --json
+  moetwin check --log server.log --machine 8x-h200-sxm -- vllm serve deepseek-ai/DeepSeek-R1 -tp 8
 
 Exit code 1 means that it is predicted not to start, to hang, or to fail in service; a degraded launch still is 0.")]
 pub(crate) struct CheckArgs {
@@ -33,9 +36,6 @@ Read the whole question from a JSON file: framework, framework_version, model, h
 extra_env, model_facts"
     )]
     from: Option<PathBuf>,
-    /// A start-up log of this launch: its figures replace predicted ones, and the step it died in is named
-    #[arg(long, value_name = "FILE")]
-    log: Option<PathBuf>,
     /// Version of the engine [default: the newest known]
     #[arg(long, value_name = "V")]
     engine_version: Option<String>,
@@ -57,6 +57,18 @@ extra_env, model_facts"
     /// A variable of the environment, NAME=VALUE; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     env: Vec<String>,
+    /// Read a start-up log and set it beside the prediction
+    #[arg(
+        long,
+        value_name = "FILE",
+        long_help = "\
+Read a start-up log of SGLang or vLLM: the phase it died in, free memory, weights, KV tokens. With a command or --from, its figures replace the predicted \
+ones, and both are shown"
+    )]
+    log: Option<PathBuf>,
+    /// A machine instead of --gpu, --gpus and --interconnect: a name from `moetwin machine list`, or a machine file
+    #[arg(long, value_name = "MACHINE", conflicts_with_all = ["gpu", "interconnect"])]
+    machine: Option<String>,
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -67,26 +79,38 @@ extra_env, model_facts"
 
 /// Answers and prints.
 pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
+    let log = args.log.as_ref().map(|path| read_log("--log", &path.to_string_lossy(), path)).transpose()?.map(|text| log::read(&text));
+    if let (Some(start), None, true) = (&log, &args.from, args.command.is_empty()) {
+        return log_alone(start, args.json);
+    }
     let question = question(args)?;
     let mut answer = verdict::check(&question).map_err(|e| match e {
         CheckError::Command(e) => Failure::from(InputError::new("COMMAND", e.to_string())),
         CheckError::Table(e) => Failure::Running(format!("a start-up table is faulty, a defect of moetwin: {e}")),
     })?;
-    let logged = args.log.as_deref().map(|path| pinned(path, &mut answer)).transpose()?;
+    let report = log.as_ref().map(|start| {
+        let pinned = log::pin(start, &mut answer.numbers);
+        LogReport::new(start, &pinned, Some(&answer))
+    });
     if args.json {
-        output::answer_json(&check_json::json(&answer, logged.as_ref()))?;
+        output::answer_json(&check_json::json(&answer, report.as_ref()))?;
     } else {
-        output::answer(&check_text::text(&question, &answer, logged.as_ref()))?;
+        let beside = report.map(|r| format!("\n{}", r.text(true))).unwrap_or_default();
+        output::answer(&format!("{}{beside}", check_text::text(&question, &answer)))?;
     }
     Ok(outcome(&answer))
 }
 
-/// What a log says beside what was predicted; figures of the log replace predicted ones.
-fn pinned(path: &Path, answer: &mut Answer) -> Result<Logged, Failure> {
-    let name = path.to_string_lossy().into_owned();
-    let start = log::read(&read_text("--log", &name, path)?);
-    let figures = log::pin(&start, &mut answer.numbers);
-    Ok(Logged { ending: start.ending(), died_in: start.died_in(), figures })
+/// A log without a question: what it says, and whether the server came up.
+fn log_alone(start: &StartUp, json: bool) -> Result<Outcome, Failure> {
+    let pinned = log::pin(start, &mut BTreeMap::new());
+    let report = LogReport::new(start, &pinned, None);
+    if json {
+        output::answer_json(&check_json::LogAnswer::new(&report))?;
+    } else {
+        output::answer(&report.text(false))?;
+    }
+    Ok(if start.error.is_some() { Outcome::No } else { Outcome::Yes })
 }
 
 fn outcome(answer: &Answer) -> Outcome {
@@ -107,6 +131,9 @@ fn question(args: &CheckArgs) -> Result<Question, Failure> {
     };
     if let Some(version) = &args.engine_version {
         question.version = Version::parse(question.engine, version);
+    }
+    if let Some(name) = &args.machine {
+        question.hardware = of_machine(&machine("--machine", name)?);
     }
     let hardware = &mut question.hardware;
     hardware.count = args.gpus.or(hardware.count);

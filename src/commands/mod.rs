@@ -1,7 +1,10 @@
 //! One file a subcommand.
 
+pub(crate) mod calibrate;
 mod check;
+pub(crate) mod collective;
 mod completions;
+mod doctor;
 mod graph;
 mod machine;
 mod model;
@@ -25,10 +28,16 @@ pub(crate) enum Command {
     Graph(Box<graph::GraphArgs>),
     /// Execute the program with real values
     Run(Box<run::RunArgs>),
+    /// Fit a machine's figures to logs of nccl-tests, and say how well they fit
+    Calibrate(Box<calibrate::CalibrateArgs>),
+    /// What a collective takes on a machine, size by size, and why
+    Collective(Box<collective::CollectiveArgs>),
     /// Built-in models, and what any configuration says
     Model(model::ModelArgs),
     /// Built-in machines, and what a machine file says
     Machine(machine::MachineArgs),
+    /// What the GPUs of this box can do, checked by value; writes a machine file
+    Doctor(doctor::DoctorArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -42,8 +51,11 @@ impl Command {
             Command::Check(args) => check::run(&args),
             Command::Graph(args) => graph::run(&args),
             Command::Run(args) => run::run(&args),
+            Command::Calibrate(args) => calibrate::run(&args),
+            Command::Collective(args) => collective::run(&args),
             Command::Model(args) => model::run(&args),
             Command::Machine(args) => machine::run(&args),
+            Command::Doctor(args) => doctor::run(&args),
             Command::Completions(args) => completions::run(&args),
         }
     }

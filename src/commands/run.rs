@@ -17,9 +17,12 @@ use moetwin::runtime::text::{Sampler, TextError, TextModel, stop_tokens};
 use moetwin::runtime::weights::{CheckpointWeights, Layers, SyntheticWeights, WeightSource, first_layers};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Tokens generated per sequence unless told otherwise.
 const DEFAULT_MAX_TOKENS: u32 = 64;
+/// Tokens of a drawn prompt.
+const DRAWN_PROMPT: u32 = 16;
 /// Prompt of the shipped model.
 const DEFAULT_PROMPT: &str = "ROMEO:";
 
@@ -57,8 +60,9 @@ Examples:
   moetwin run --prompt \"JULIET:\" --max-tokens 40 --temperature 0.8 --seed 7
   moetwin run --prompt-ids 1,2,3 --tp 2 --ep 2 --json
   moetwin run --synthetic --layers 2 --prompt-ids 5,6,7 --dump values.safetensors
+  moetwin run --backend cuda --model kimi-k2.5 --synthetic --layers 8 --batch 4 --context 128
 
-Without --model the small model that ships with moetwin runs: a mixture of experts with INT4 weights, trained on Shakespeare. The batch and its context come from the prompts. The CPU reference computes in f32, in launch order; with --seed N it runs commands in
+Without --model the small model that ships with moetwin runs: a mixture of experts with INT4 weights, trained on Shakespeare. The batch and its context come from the prompts; with --synthetic and no prompt, --batch prompts of --context tokens are drawn by --seed. The CPU reference computes in f32, in launch order; with --seed N it runs commands in
 a seeded order that streams and events allow, which must not change a value.
 
 With --backend cuda all ranks run in this process, one GPU each. Started by torchrun or srun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
@@ -105,6 +109,9 @@ pub(crate) struct RunArgs {
     /// Write the trace
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Longest wait for anything on GPUs, seconds
+    #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    deadline: u64,
     /// Make a rank fail on purpose: a seed, or RANK:PHASE.CALL:KIND as in 1:connect.0:die
     #[arg(
         long,
@@ -135,8 +142,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     }
     let inject = args.inject.as_deref().map(|text| injection(text, args.backend, deployment.ranks())).transpose()?;
     let visible = if args.backend == Backend::Cuda { gpus_at_hand(deployment.ranks(), launcher.as_ref())? } else { 0 };
-    let how =
-        OnGpus { graphs: args.deployment.graphs != Some(Switch::Off), inject, launcher: launcher.as_ref().filter(|l| l.size > 1), visible };
+    let how = OnGpus {
+        deadline: Duration::from_secs(args.deadline),
+        graphs: args.deployment.graphs != Some(Switch::Off),
+        inject,
+        launcher: launcher.as_ref().filter(|l| l.size > 1),
+        visible,
+    };
     execute(args, deployment, &how)
 }
 
@@ -161,8 +173,8 @@ fn injection(text: &str, backend: Backend, ranks: u32) -> Result<Injection, Fail
 fn refuse_flags(args: &RunArgs) -> Result<(), Failure> {
     let d = &args.deployment;
     for (flag, given) in [("--batch", d.batch.is_some()), ("--context", d.context.is_some()), ("--phase", d.phase.is_some())] {
-        if given {
-            let accepted = ["--input-ids FILE", "--prompt-ids ID,ID,..", "--prompt TEXT"];
+        if given && (flag == "--phase" || !drawn_prompts(args)) {
+            let accepted = ["--input-ids FILE", "--prompt-ids ID,ID,..", "--prompt TEXT", "--synthetic without prompts"];
             return Err(InputError::new(flag, "is not for run: the prompts decide it").accepted(accepted).into());
         }
     }
@@ -176,6 +188,11 @@ fn refuse_flags(args: &RunArgs) -> Result<(), Failure> {
         return Err(not_yet("--trace", &trace.to_string_lossy(), &["no --trace here; moetwin sim --trace"]));
     }
     Ok(())
+}
+
+/// Whether prompts are drawn: made-up weights and no prompt of any kind.
+fn drawn_prompts(args: &RunArgs) -> bool {
+    args.synthetic && args.input_ids.is_none() && args.prompt_ids.is_none() && args.prompt.is_none()
 }
 
 /// Flags that were given and do not touch a run on this backend.
@@ -223,6 +240,8 @@ fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<O
         order_seed: args.deployment.seed,
         stop: text.as_ref().map_or(&[], |t| &t.stop),
         dump: args.dump.is_some() || args.record_routing.is_some(),
+        // One eager pass and the one that captures.
+        warm_passes: if args.backend == Backend::Cuda && args.deployment.graphs != Some(Switch::Off) { 2 } else { 0 },
     };
     let stream = text.as_ref().filter(|_| first && !args.deployment.json);
     if let Some(t) = stream {
@@ -272,7 +291,7 @@ struct TextPrompt<'a> {
 
 /// The prompt as text; where no prompt of any kind was given, one that suits the shipped model.
 fn text_prompt(args: &RunArgs) -> Option<&str> {
-    let shipped = args.deployment.model.is_none() && args.input_ids.is_none() && args.prompt_ids.is_none();
+    let shipped = args.deployment.model.is_none() && !args.synthetic && args.input_ids.is_none() && args.prompt_ids.is_none();
     args.prompt.as_deref().or_else(|| shipped.then_some(DEFAULT_PROMPT))
 }
 
@@ -301,6 +320,10 @@ fn prompts(args: &RunArgs, spec: &ModelSpec, text: Option<&TextPrompt<'_>>) -> R
         (_, _, Some(text)) => {
             let ids = text.model.encode(text.prompt).map_err(|e| InputError::new("--prompt", e.to_string()))?;
             vec![prompt::checked("--prompt", ids.iter().map(|id| i64::from(*id)), spec)?]
+        }
+        _ if drawn_prompts(args) => {
+            let length = args.deployment.context.unwrap_or(DRAWN_PROMPT);
+            prompt::drawn(args.deployment.batch.unwrap_or(1), length.max(1), spec, args.deployment.seed)
         }
         _ => {
             let accepted = ["--input-ids FILE", "--prompt-ids ID,ID,..", "--prompt TEXT"];

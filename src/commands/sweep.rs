@@ -22,8 +22,8 @@ use std::sync::Mutex;
 #[command(after_help = "\
 Examples:
   moetwin sweep
-  moetwin sweep --machine 8x-h200-sxm --model deepseek-v3 --batches 1,64,256 --objective throughput --slo-ms 40
-  moetwin sweep --tp 8 --dcp 1 --context 65536 --json
+  moetwin sweep --machine 8x-h200-sxm --model deepseek-v3 --objective throughput
+  moetwin sweep --tp 8 --dp-attention 1 --batches 1,64 --slo-ms 40
 
 Flags that are given hold for every point; what is not given is varied: tp, pp, replicas (all GPUs are used), dp-attention, dcp, ep, all-to-all,
 all-reduce, batch. Exit code 1: no deployment starts, fits and meets the objective.")]

@@ -1,36 +1,10 @@
 //! The object that `check --json` prints.
 
-use moetwin::engines::log::Pinned;
+use super::check_log::LogReport;
 use moetwin::engines::memory::Line;
 use moetwin::engines::verdict::{Answer, Behind, CheckedFix, Starts};
 use moetwin::engines::{Kind, Numbers, Phase};
 use serde::Serialize;
-
-/// What a start-up log says.
-pub(crate) struct Logged {
-    /// How it ends, in a sentence.
-    pub(crate) ending: String,
-    /// Part of start-up in which it died.
-    pub(crate) died_in: Option<Phase>,
-    /// Figures beside their predictions.
-    pub(crate) figures: Vec<Pinned>,
-}
-
-/// The same for scripts.
-#[derive(Serialize)]
-struct LogJson<'a> {
-    ending: &'a str,
-    died_in: Option<Phase>,
-    figures: Vec<PinnedJson>,
-}
-
-/// A figure of the log and what was predicted.
-#[derive(Serialize)]
-struct PinnedJson {
-    name: &'static str,
-    predicted: Option<f64>,
-    logged: f64,
-}
 
 /// What scripts read.
 #[derive(Serialize)]
@@ -51,15 +25,28 @@ pub(crate) struct CheckJson<'a> {
     assumptions: &'a [String],
     source: &'a str,
     states: u64,
+    /// The fullest rank's memory, in order of allocation.
     memory: &'a [Line],
     #[serde(skip_serializing_if = "Option::is_none")]
-    log: Option<LogJson<'a>>,
+    log: Option<&'a LogReport>,
+}
+
+/// What `check --log --json` prints without a question.
+#[derive(Serialize)]
+pub(crate) struct LogAnswer<'a> {
+    schema: u32,
+    log: &'a LogReport,
+}
+
+impl<'a> LogAnswer<'a> {
+    /// The report as an object of its own.
+    pub(crate) fn new(log: &'a LogReport) -> Self {
+        Self { schema: 1, log }
+    }
 }
 
 /// The answer as one object.
-pub(crate) fn json<'a>(answer: &'a Answer, logged: Option<&'a Logged>) -> CheckJson<'a> {
-    let pinned = |p: &Pinned| PinnedJson { name: p.name, predicted: p.predicted, logged: p.logged };
-    let log = logged.map(|l| LogJson { ending: &l.ending, died_in: l.died_in, figures: l.figures.iter().map(pinned).collect() });
+pub(crate) fn json<'a>(answer: &'a Answer, log: Option<&'a LogReport>) -> CheckJson<'a> {
     CheckJson {
         schema: 1,
         starts: answer.starts,

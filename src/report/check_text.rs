@@ -1,13 +1,12 @@
 //! What `check` prints for people.
 
-use crate::report::check_json::Logged;
 use moetwin::engines::command::{self, Command};
 use moetwin::engines::question::Question;
 use moetwin::engines::verdict::{Answer, Starts};
 use std::fmt::Write as _;
 
 /// The report.
-pub(crate) fn text(question: &Question, answer: &Answer, logged: Option<&Logged>) -> String {
+pub(crate) fn text(question: &Question, answer: &Answer) -> String {
     let mut out = String::new();
     let verdict = match answer.starts {
         Starts::Yes => "starts",
@@ -27,15 +26,6 @@ pub(crate) fn text(question: &Question, answer: &Answer, logged: Option<&Logged>
     list(&mut out, "How it comes to that", &answer.story, true);
     let behind: Vec<String> = answer.next.iter().map(|n| format!("{} at {}: {}", n.kind.name(), n.phase.name(), n.message)).collect();
     list(&mut out, "Behind it, if that were mended", &behind, true);
-    if let Some(logged) = logged {
-        let figures = logged.figures.iter().map(|p| {
-            let predicted = p.predicted.map_or_else(|| "no prediction".to_owned(), |n| format!("predicted {}", figure(n)));
-            format!("{}: logged {}, {predicted}", p.name, figure(p.logged))
-        });
-        let lines: Vec<String> = std::iter::once(logged.ending.clone()).chain(figures).collect();
-        list(&mut out, "What the log says", &lines, false);
-    }
-    memory(&mut out, answer);
     if !answer.numbers.is_empty() {
         let width = answer.numbers.keys().map(String::len).max().unwrap_or(0);
         out.push_str("Figures\n");
@@ -44,6 +34,7 @@ pub(crate) fn text(question: &Question, answer: &Answer, logged: Option<&Logged>
         }
         out.push('\n');
     }
+    memory(&mut out, answer);
     let fixes: Vec<String> = answer.fixes.iter().map(|f| format!("{}{}", f.text, fixed(f.verified, f.then))).collect();
     list(&mut out, "What would remove it", &fixes, false);
     list(&mut out, "Worth knowing", &answer.notes, false);
@@ -55,19 +46,21 @@ pub(crate) fn text(question: &Question, answer: &Answer, logged: Option<&Logged>
     out
 }
 
-/// The fullest rank's memory, line by line.
+/// The memory of the fullest rank: lines that stay add up, transient ones are in brackets.
 fn memory(out: &mut String, answer: &Answer) {
     if answer.memory.is_empty() {
         return;
     }
-    let width = answer.memory.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
-    let card = answer.hardware.memory_gib.map_or_else(String::new, |gib| format!(" of {gib} GiB"));
-    let _ = writeln!(out, "Memory of the fullest rank, GiB{card}");
+    out.push_str("Memory of the fullest GPU, GiB\n");
+    let width = answer.memory.iter().map(|l| l.name.len()).max().unwrap_or(0);
+    let mut held = 0.0;
     for line in &answer.memory {
-        let while_it_lasts = if line.transient { "  (while it lasts)" } else { "" };
-        let _ = writeln!(out, "  {:13}  {:width$}  {:8.2}{while_it_lasts}", line.phase.name(), line.name, line.gib);
+        let amount = if line.transient { format!("({:.2})", line.gib) } else { format!("{:.2} ", line.gib) };
+        held += if line.transient { 0.0 } else { line.gib };
+        let _ = writeln!(out, "  {:13} {:width$}  {amount:>8}", line.phase.name(), line.name);
     }
-    out.push('\n');
+    let of = answer.hardware.memory_gib.map(|g| format!(" of {g:.2}")).unwrap_or_default();
+    let _ = writeln!(out, "  {:13} {:width$}  {held:>7.2}{of}\n", "", "sum of what stays");
 }
 
 fn fixed(verified: bool, then: Option<Starts>) -> &'static str {

@@ -1,7 +1,12 @@
 //! What answers look like: text for people, JSON for scripts. Both render the same values.
 
+pub(crate) mod calibrate;
 pub(crate) mod check_json;
+pub(crate) mod check_log;
 pub(crate) mod check_text;
+pub(crate) mod collective_json;
+pub(crate) mod collective_text;
+pub(crate) mod kernels;
 pub(crate) mod sim_json;
 pub(crate) mod sim_text;
 

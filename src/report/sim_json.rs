@@ -7,7 +7,7 @@ use crate::prediction::Prediction;
 use moetwin::kernels::routing::Distribution;
 use moetwin::models::{Deployment, ModelSpec, Step};
 use moetwin::runtime::ledger::{MemoryPhase, OutOfMemory};
-use moetwin::sim::breakdown::{Bounds, ExchangeRow, ProvenanceShares, Row, Waiting};
+use moetwin::sim::breakdown::{Bounds, ExchangeRow, ProvenanceShares, Row, Uncertainty, Waiting};
 use serde::Serialize;
 
 /// Version of the object.
@@ -34,6 +34,7 @@ pub(crate) struct SimJson<'a> {
     waiting: Option<&'a Waiting>,
     exchanges: &'a [ExchangeRow],
     provenance: ProvenanceShares,
+    uncertainty: Option<&'a Uncertainty>,
     memory: MemoryJson,
     init: InitJson<'a>,
     assumptions: Vec<String>,
@@ -161,6 +162,7 @@ pub(crate) fn json(p: &Prediction) -> Result<SimJson<'_>, Failure> {
         waiting: breakdown.map(|b| &b.waiting),
         exchanges: breakdown.map_or(&[], |b| &b.exchanges),
         provenance: breakdown.map(|b| b.provenance).unwrap_or_default(),
+        uncertainty: breakdown.map(|b| &b.uncertainty),
         memory: memory(p),
         init: InitJson { states: p.start.states, story: p.start.story.as_deref() },
         assumptions: p.assumptions(),

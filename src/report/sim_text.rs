@@ -6,7 +6,7 @@ use crate::speculation::{Speculated, SpeculationPlan};
 use crate::table::{Table, bar, bytes, count, wrap};
 use moetwin::models::RankId;
 use moetwin::runtime::ledger::{MemoryPhase, RankLedger};
-use moetwin::sim::breakdown::Bounds;
+use moetwin::sim::breakdown::{Bounds, ProvenanceShares};
 use std::fmt::Write as _;
 
 /// Cells of a full bar.
@@ -113,6 +113,10 @@ fn verdict(p: &Prediction) -> String {
                 if served.batch < asked { format!(" with the {} of {asked} sequences that fit", served.batch) } else { String::new() };
             let (speed, step) = (served.tokens_per_s(&p.scenario), served.step_ms(&p.scenario));
             let _ = writeln!(out, "Speed   {speed:.1} tok/s, {step:.2} ms a step{queued}");
+            if served.speculated.is_none() {
+                let u = &served.breakdown.uncertainty;
+                let _ = writeln!(out, "        {:.2} to {:.2} ms with the errors of its parts (eight in ten)", u.low_ms, u.high_ms);
+            }
         }
         None => {
             let _ = writeln!(out, "Speed   none: not even one sequence fits");
@@ -159,19 +163,34 @@ fn speculation(s: &Speculated, plan: &SpeculationPlan) -> String {
 
 fn breakdown(served: &Served) -> String {
     let b = &served.breakdown;
-    let mut table = Table::new(["class", "ms", "share", "calls", "hidden ms", ""], &[5]);
+    let mut table = Table::new(["class", "ms", "error", "share", "calls", "hidden ms", "mostly", ""], &[6, 7]);
     for row in &b.rows {
         let hidden = if row.hidden_ms >= 0.0005 { format!("{:.3}", row.hidden_ms) } else { String::new() };
         table.row([
             row.class.replace('_', " "),
             format!("{:.3}", row.ms),
+            format!("{:.3}", row.error_ms),
             percent(row.share),
             calls(row.calls),
             hidden,
+            mostly(&row.provenance).to_owned(),
             bar(row.share, BAR),
         ]);
     }
     format!("\nWhere the step goes (the chain of commands that decides its end; hidden: beside that chain)\n{}", table.render())
+}
+
+/// What most of a time is: measured, interpolated or modelled.
+fn mostly(p: &ProvenanceShares) -> &'static str {
+    if p.measured >= p.interpolated && p.measured >= p.modelled && p.measured > 0.0 {
+        "measured"
+    } else if p.interpolated >= p.modelled && p.interpolated > 0.0 {
+        "interpolated"
+    } else if p.modelled > 0.0 {
+        "modelled"
+    } else {
+        ""
+    }
 }
 
 fn calls(n: f64) -> String {

@@ -115,6 +115,36 @@ impl<'a> StoredMatrix<'a> {
         }
         Ok(())
     }
+    /// Appends the codes of a row's columns: INT4's nibbles (value plus 8), FP8's bytes. Other formats have none.
+    ///
+    /// Errors where the columns leave the matrix.
+    pub fn codes(&self, row: usize, cols: Range<usize>, out: &mut Vec<u8>) -> Result<(), DequantError> {
+        self.check(&(row..row + 1), &cols)?;
+        let data = self.parts.data;
+        match self.format {
+            WeightFormat::Int4Group { .. } => {
+                let first = row * self.cols.div_ceil(8) * 4;
+                out.extend(cols.map(|c| data[first + c / 2] >> (4 * (c % 2)) & 0xf));
+            }
+            WeightFormat::Fp8Block { .. } => out.extend_from_slice(&data[row * self.cols + cols.start..row * self.cols + cols.end]),
+            _ => {}
+        }
+        Ok(())
+    }
+    /// The scale of an element; 1 in formats without block scales.
+    ///
+    /// Errors where the element is outside.
+    pub fn scale(&self, row: usize, col: usize) -> Result<f32, DequantError> {
+        self.check(&(row..row + 1), &(col..col + 1))?;
+        let scales = self.parts.scales;
+        Ok(match self.format {
+            WeightFormat::Int4Group { group } => bf16_at(scales, row * self.cols.div_ceil(group as usize) + col / group as usize).to_f32(),
+            WeightFormat::Fp8Block { rows, cols } => {
+                f32_at(scales, row / rows as usize * self.cols.div_ceil(cols as usize) + col / cols as usize)
+            }
+            _ => 1.0,
+        })
+    }
     fn check(&self, rows: &Range<usize>, cols: &Range<usize>) -> Result<(), DequantError> {
         for (what, range, size) in [("rows", rows, self.rows), ("columns", cols, self.cols)] {
             if range.start > range.end || range.end > size {

@@ -1,25 +1,42 @@
 //! Which CUDA kernels carry out an op on a rank: names, grids, arguments. Plain data, no FFI; the GPU executor fills in the addresses.
 
+mod attention;
+mod matrix;
 mod plan;
+pub mod storage;
+#[cfg(test)]
+mod tests;
 
-pub use plan::{LaunchError, launches};
+pub use plan::{LaunchError, SHARED_LIMIT_BYTES, launches};
+pub use storage::{Storage, storage_of};
 
 use moetwin_models::op::LinearRole;
-use moetwin_models::{DType, Graph, Op, TensorId, TensorKind, WeightRole};
+use moetwin_models::{DType, Graph, Op, TensorId, TensorKind, WeightFormat, WeightRole};
 
 /// The CUDA C++ sources, compiled at run time. Headers are included by name.
 pub const SOURCES: &[Source] = &[
     Source { name: "elementwise.cu", text: include_str!("../../cuda/elementwise.cu") },
     Source { name: "linear.cu", text: include_str!("../../cuda/linear.cu") },
+    Source { name: "linear_tile.cu", text: include_str!("../../cuda/linear_tile.cu") },
     Source { name: "attention.cu", text: include_str!("../../cuda/attention.cu") },
+    Source { name: "decode.cu", text: include_str!("../../cuda/decode.cu") },
+    Source { name: "decode_mla.cu", text: include_str!("../../cuda/decode_mla.cu") },
     Source { name: "route.cu", text: include_str!("../../cuda/route.cu") },
     Source { name: "experts.cu", text: include_str!("../../cuda/experts.cu") },
+    Source { name: "experts_bf16.cu", text: include_str!("../../cuda/experts_bf16.cu") },
+    Source { name: "experts_int4.cu", text: include_str!("../../cuda/experts_int4.cu") },
+    Source { name: "experts_fp8.cu", text: include_str!("../../cuda/experts_fp8.cu") },
     Source { name: "exchange.cu", text: include_str!("../../cuda/exchange.cu") },
+    Source { name: "synthetic.cu", text: include_str!("../../cuda/synthetic.cu") },
 ];
 
 /// What the sources include, beside CUDA's own headers.
 pub const HEADERS: &[Source] = &[
     Source { name: "common.cuh", text: include_str!("../../cuda/common.cuh") },
+    Source { name: "activation.cuh", text: include_str!("../../cuda/activation.cuh") },
+    Source { name: "experts.cuh", text: include_str!("../../cuda/experts.cuh") },
+    Source { name: "mma.cuh", text: include_str!("../../cuda/mma.cuh") },
+    Source { name: "shape.cuh", text: include_str!("../../cuda/shape.cuh") },
     Source { name: "weights.cuh", text: include_str!("../../cuda/weights.cuh") },
 ];
 
@@ -39,8 +56,8 @@ pub struct Launch {
     pub source: &'static str,
     /// The kernel's name.
     pub kernel: &'static str,
-    /// Blocks along x and y.
-    pub grid: (u32, u32),
+    /// Blocks along x, y and z.
+    pub grid: (u32, u32, u32),
     /// Threads of a block.
     pub block: u32,
     /// Dynamic shared memory.
@@ -54,6 +71,13 @@ pub struct Launch {
 pub enum Arg {
     /// Address of the node's operand with this index.
     Input(usize),
+    /// Address inside the node's operand with this index.
+    InputAt {
+        /// The operand.
+        index: usize,
+        /// Byte offset.
+        offset: u64,
+    },
     /// Address of the node's result with this index.
     Output(usize),
     /// Address in the rank's scratch memory.
@@ -118,7 +142,9 @@ impl Element {
 pub fn element_of(graph: &Graph, tensor: TensorId) -> Element {
     let t = &graph.tensors[tensor];
     if let TensorKind::Weight(w) = t.kind {
-        return if matches!(w.role, WeightRole::Router | WeightRole::CorrectionBias) { Element::F32 } else { Element::Bf16 };
+        // A router stored in bf16 loses nothing by staying so: products and sums are f32.
+        let exact = w.role == WeightRole::CorrectionBias || (w.role == WeightRole::Router && w.format != WeightFormat::Bf16);
+        return if exact { Element::F32 } else { Element::Bf16 };
     }
     if t.dtype == DType::I32 {
         return Element::I32;

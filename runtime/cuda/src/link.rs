@@ -85,6 +85,8 @@ pub struct Link {
     size: u32,
     shared: Arc<Shared>,
     inbox: Receiver<(u32, Frame)>,
+    /// Peers that were done before this process.
+    left: Vec<u32>,
 }
 
 impl std::fmt::Debug for Link {
@@ -129,7 +131,7 @@ impl Link {
                 std::thread::sleep(BEAT);
             }
         });
-        Ok(Self { rank, size, shared, inbox: receiver })
+        Ok(Self { rank, size, shared, inbox: receiver, left: Vec::new() })
     }
     /// Where failures of other processes are told from now on.
     pub(crate) fn listen(&self, events: Sender<Event>) {
@@ -157,6 +159,7 @@ impl Link {
                     }
                     Some((_, Frame::All { what: theirs, .. })) => return Err(self.apart(0, what, &theirs)),
                     Some((_, Frame::Failed { failed, with_peers: false })) => return Err(failed),
+                    Some((_, Frame::Bye)) => return Err(gone(0, what)),
                     Some(_) => {}
                     None => return Err(failure(0, what, format!("rank 0 did not come within {} s", limit.as_secs()))),
                 }
@@ -165,10 +168,16 @@ impl Link {
         let mut parts: Vec<Option<Vec<u8>>> = vec![None; self.size as usize];
         parts[0] = Some(own);
         while let Some(missing) = parts.iter().position(Option::is_none) {
+            if let Some(&peer) = self.left.iter().find(|p| parts[**p as usize].is_none()) {
+                let failed = gone(peer, what);
+                self.report(&failed, false);
+                return Err(failed);
+            }
             match self.next(end) {
                 Some((peer, Frame::Data { what: theirs, bytes })) if theirs == what => parts[peer as usize] = Some(bytes),
                 Some((peer, Frame::Data { what: theirs, .. })) => return Err(self.apart(peer, what, &theirs)),
                 Some((_, Frame::Failed { failed, with_peers: false })) => return Err(failed),
+                Some((peer, Frame::Bye)) => self.left.push(peer),
                 Some(_) => {}
                 None => return Err(failure(missing as u32, what, format!("did not come within {} s", limit.as_secs()))),
             }
@@ -189,8 +198,15 @@ fn failure(rank: u32, command: &str, problem: String) -> Failed {
     Failed { rank: RankId(rank), phase: String::new(), command: command.to_owned(), problem }
 }
 
+/// A peer that is done while it is still needed.
+fn gone(peer: u32, what: &str) -> Failed {
+    failure(peer, what, "it ended before the others were done".to_owned())
+}
+
 impl Drop for Link {
     fn drop(&mut self) {
+        // Without this, the others would take the end of a process that is done for a failure.
+        self.shared.tell_all(&Frame::Bye, None);
         self.shared.over.store(true, Ordering::Release);
         for peer in &self.shared.peers {
             lock(&peer.stream).shutdown(std::net::Shutdown::Both).ok();
@@ -217,15 +233,20 @@ impl Shared {
 
 /// The life of a thread that listens to one peer. Failures are passed on at once, whatever the rest of the process does.
 fn listen_to(shared: &Shared, peer: u32, mut stream: TcpStream) {
+    let mut done = false;
     let ended = read_frames(&mut stream, BEAT, SILENCE, |frame| match frame {
         Frame::Beat => {}
+        Frame::Bye => {
+            done = true;
+            lock(&shared.inbox).send((peer, Frame::Bye)).ok();
+        }
         Frame::Failed { with_peers, failed } => {
             shared.tell_all(&Frame::Failed { with_peers, failed: failed.clone() }, Some(peer));
             shared.failed(peer, failed, with_peers);
         }
         data => drop(lock(&shared.inbox).send((peer, data))),
     });
-    if !shared.over.load(Ordering::Acquire) {
+    if !done && !shared.over.load(Ordering::Acquire) {
         let failed = failure(peer, "its process", ended);
         shared.tell_all(&Frame::Failed { with_peers: false, failed: failed.clone() }, Some(peer));
         shared.failed(peer, failed, false);

@@ -3,7 +3,7 @@
 use crate::device::{DeviceError, Driver, cublaslt_version, nvrtc_version};
 use crate::nccl::{Nccl, version_text};
 use crate::search::{CUBLASLT, DRIVER, NCCL, NVRTC, Search, Wanted};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ const DRIVER_AT_LEAST: u32 = 13_000;
 const NVRTC_AT_LEAST: (u32, u32) = (12, 8);
 
 /// A library that is there.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
     /// The file.
     pub path: PathBuf,
@@ -23,7 +23,7 @@ pub struct Found {
 }
 
 /// Something that is not there, or not usable.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missing {
     /// What is wrong.
     pub why: String,
@@ -32,7 +32,7 @@ pub struct Missing {
 }
 
 /// Whether a library is there.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Piece {
     /// It is.
@@ -42,7 +42,7 @@ pub enum Piece {
 }
 
 /// A GPU as the driver describes it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
     /// The driver's index.
     pub ordinal: usize,
@@ -59,7 +59,7 @@ pub struct Gpu {
 }
 
 /// What of CUDA is here.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
     /// The driver's library.
     pub driver: Piece,

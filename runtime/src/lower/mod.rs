@@ -12,6 +12,7 @@ mod twin;
 use crate::program::{Action, Buffer, BufferId, Command, CommandId, EventId, Group, GroupId, Place, Program, RankProgram, StreamId};
 use arena::Arena;
 use clock::Clock;
+use moetwin_kernels::launch::element_of;
 use moetwin_models::graph::SplitError;
 use moetwin_models::op::LinearRole;
 use moetwin_models::{Axis, Graph, IdVec, Node, NodeId, Op, RankId, TensorId, TensorKind};
@@ -236,15 +237,22 @@ impl<'a> RankLowering<'a> {
         if let Some(&b) = self.buffer_of.get(&storage) {
             return Ok(b);
         }
-        let bytes = self.graph.local_bytes(storage, self.rank)?;
+        let bytes = self.stored_bytes(storage)?;
         self.arena.forget(|accesses| self.clock.before_everything(accesses, self.program.streams));
         let offset = self.arena.allocate(bytes, |accesses| self.clock.all_before(accesses, command));
         self.add_buffer(storage, Place::Arena { offset })
     }
 
+    /// Bytes of an activation: GPUs keep partial sums in f32, so that they are rounded once, after the sum.
+    fn stored_bytes(&self, tensor: TensorId) -> Result<u64, SplitError> {
+        let elements: u64 = self.graph.local_sizes(tensor, self.rank)?.iter().product();
+        Ok(self.graph.local_bytes(tensor, self.rank)?.max(elements.saturating_mul(element_of(self.graph, tensor).bytes())))
+    }
+
     fn add_buffer(&mut self, tensor: TensorId, place: Place) -> Result<BufferId, SplitError> {
         let sizes = self.graph.local_sizes(tensor, self.rank)?;
-        let bytes = self.graph.local_bytes(tensor, self.rank)?;
+        let bytes =
+            if matches!(place, Place::Arena { .. }) { self.stored_bytes(tensor)? } else { self.graph.local_bytes(tensor, self.rank)? };
         let id = self.program.buffers.push(Buffer { tensor, sizes, bytes, place });
         self.buffer_of.insert(tensor, id);
         if let Place::Arena { offset } = place {

@@ -5,7 +5,9 @@ use super::complete::{self, Layers};
 use super::fault::{CheckpointError, Fault};
 use super::naming::{Naming, NoNaming};
 use super::shard::held_indices;
-use super::source::Matrix;
+use super::source::{Matrix, OpenSource};
+use super::synthetic::Recipe;
+use moetwin_kernels::launch::storage::{Packed, extent_of};
 use moetwin_kernels::reference::{Array, Data};
 use moetwin_models::graph::SplitError;
 use moetwin_models::{Graph, ModelSpec, RankId, TensorId, TensorKind, WeightRef, WeightRole};
@@ -19,6 +21,16 @@ pub trait WeightSource: Sync {
     /// f32 holds every stored value exactly: bf16, f16 and f32 elements as they are, and integer times scale of INT4 weights. FP8 values are
     /// the f32 product of element and scale.
     fn load(&self, graph: &Graph, tensor: TensorId, rank: RankId) -> Result<Array<f32>, LoadError>;
+
+    /// The same part of a weight stored in INT4 or FP8, as codes and scales; a scale for every `scale_cols` columns.
+    fn load_packed(&self, graph: &Graph, tensor: TensorId, _rank: RankId, _scale_cols: u64) -> Result<Packed, LoadError> {
+        Err(LoadError::NotPacked { tensor: graph.tensors[tensor].name.clone() })
+    }
+
+    /// How an executor may make the same part itself, for sources that make their values up.
+    fn recipe(&self, _graph: &Graph, _tensor: TensorId, _rank: RankId) -> Result<Option<Recipe>, LoadError> {
+        Ok(None)
+    }
 }
 
 /// [`WeightSource::load`] in the executor's element type.
@@ -40,6 +52,12 @@ pub enum LoadError {
     /// The tensor is no weight.
     #[error("{tensor} is not a weight")]
     NotAWeight {
+        /// The graph's tensor.
+        tensor: String,
+    },
+    /// The source has no codes and scales of it.
+    #[error("{tensor} is not stored as codes and scales")]
+    NotPacked {
         /// The graph's tensor.
         tensor: String,
     },
@@ -161,15 +179,30 @@ impl WeightSource for CheckpointWeights {
         let naming = Naming::detect(&self.spec, &|name| self.checkpoint.contains(name));
         let mut values = Vec::with_capacity(share.len);
         for &expert in &share.experts {
-            self.read_expert(&share, &naming, expert, &mut values)?;
+            self.read_expert(&share, &naming, expert, &mut |source, row, cols| source.read(row, cols, &mut values))?;
         }
         Ok(Array { sizes: share.sizes, data: Data::Real(values) })
     }
+
+    fn load_packed(&self, graph: &Graph, tensor: TensorId, rank: RankId, scale_cols: u64) -> Result<Packed, LoadError> {
+        let share = Share::of(graph, tensor, rank)?;
+        let extent = extent_of(graph, tensor, rank)?;
+        let naming = Naming::detect(&self.spec, &|name| self.checkpoint.contains(name));
+        let (mut codes, mut scales) = (Vec::with_capacity(share.len), Vec::new());
+        for &expert in &share.experts {
+            let mut read = |source: &OpenSource<'_, '_>, row, cols| source.read_packed(row, cols, scale_cols, &mut codes, &mut scales);
+            self.read_expert(&share, &naming, expert, &mut read)?;
+        }
+        Ok(Packed { extent, codes, scales })
+    }
 }
 
+/// What is done with columns of a row of a stored matrix.
+type Visit<'v> = dyn FnMut(&OpenSource<'_, '_>, u64, Range<u64>) -> Result<(), Fault> + 'v;
+
 impl CheckpointWeights {
-    /// Appends the share's rows and columns of one expert's matrix.
-    fn read_expert(&self, share: &Share, naming: &Naming<'_>, expert: u32, values: &mut Vec<f32>) -> Result<(), LoadError> {
+    /// Visits the share's rows and columns of one expert's matrix, in order.
+    fn read_expert(&self, share: &Share, naming: &Naming<'_>, expert: u32, visit: &mut Visit<'_>) -> Result<(), LoadError> {
         let sources = naming.sources(share.weight, expert)?;
         let rows: u64 = sources.iter().map(|s| s.matrix.rows).sum();
         let cols = sources.first().map_or(0, |s| s.matrix.cols);
@@ -188,7 +221,7 @@ impl CheckpointWeights {
             for (held, source) in &opened {
                 for row in run.start.max(held.start)..run.end.min(held.end) {
                     for cols in &share.cols {
-                        source.read(row - held.start, cols.clone(), values)?;
+                        visit(source, row - held.start, cols.clone())?;
                     }
                 }
             }

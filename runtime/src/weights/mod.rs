@@ -24,7 +24,7 @@ pub use load::{CheckpointWeights, LoadError, WeightSource, load_weight};
 pub use naming::Naming;
 pub use shard::held_indices;
 pub use stored::StoredType;
-pub use synthetic::{SyntheticWeights, first_layers};
+pub use synthetic::{Grid, Recipe, SyntheticWeights, first_layers};
 pub use write::{OutTensor, OutValues, write_safetensors, write_to};
 
 #[cfg(test)]

@@ -246,30 +246,69 @@ pub(crate) struct OpenSource<'c, 's> {
 impl OpenSource<'_, '_> {
     /// Appends the values of columns `cols` of a row to `out`.
     pub(crate) fn read(&self, row: u64, cols: Range<u64>, out: &mut Vec<f32>) -> Result<(), Fault> {
+        if let Encoding::Plain { view, .. } = &self.source.encoding {
+            let first = view.offset + row * view.row_stride + cols.start * view.col_stride;
+            return read_floats(self.tensors[0], first, view.col_stride, cols.end - cols.start, out);
+        }
+        let (matrix, stored_row) = self.stored(row)?;
+        let cols = self.index(cols.start)?..self.index(cols.end)?;
+        let start = out.len();
+        out.resize(start + cols.len(), 0.0);
+        matrix.decode_into(stored_row..stored_row + 1, cols.clone(), &mut out[start..]).map_err(|e| self.undecodable(e.to_string()))?;
+        if self.factors.is_some() {
+            cols.zip(&mut out[start..]).for_each(|(col, value)| *value *= self.factor(stored_row, col));
+        }
+        Ok(())
+    }
+
+    /// Appends the codes of columns `cols` of a row, and the scale of every `scale_cols`-th of them.
+    pub(crate) fn read_packed(
+        &self,
+        row: u64,
+        cols: Range<u64>,
+        scale_cols: u64,
+        codes: &mut Vec<u8>,
+        scales: &mut Vec<f32>,
+    ) -> Result<(), Fault> {
+        let (matrix, stored_row) = self.stored(row)?;
+        let undecodable = |e: moetwin_kernels::dequant::DequantError| self.undecodable(e.to_string());
+        matrix.codes(stored_row, self.index(cols.start)?..self.index(cols.end)?, codes).map_err(undecodable)?;
+        for col in cols.step_by(self.index(scale_cols)?.max(1)) {
+            let col = self.index(col)?;
+            scales.push(matrix.scale(stored_row, col).map_err(undecodable)? * self.factor(stored_row, col));
+        }
+        Ok(())
+    }
+
+    /// What an element that the decoder gave is multiplied by: 1 where the decoder was given the scales.
+    fn factor(&self, stored_row: usize, col: usize) -> f32 {
+        match (&self.factors, &self.source.encoding) {
+            (Some(factors), Encoding::Int4Group { group, .. }) => {
+                let groups = self.source.matrix.cols.div_ceil(u64::from(*group)) as usize;
+                factors[stored_row * groups + col / *group as usize]
+            }
+            _ => 1.0,
+        }
+    }
+    fn undecodable(&self, reason: String) -> Fault {
+        Fault::Contradicts { tensor: self.tensors[0].name.to_string(), reason }
+    }
+    fn index(&self, n: u64) -> Result<usize, Fault> {
+        usize::try_from(n).map_err(|_| self.undecodable(format!("{n} exceeds this machine's address space")))
+    }
+    /// The quantized matrix, and the stored row of a row.
+    fn stored(&self, row: u64) -> Result<(StoredMatrix<'_>, usize), Fault> {
         let tensor = self.tensors[0];
         let (format, rows, stored_row) = match &self.source.encoding {
-            Encoding::Plain { view, .. } => {
-                let first = view.offset + row * view.row_stride + cols.start * view.col_stride;
-                return read_floats(tensor, first, view.col_stride, cols.end - cols.start, out);
-            }
+            Encoding::Plain { .. } => return Err(self.undecodable("is not quantized".into())),
             Encoding::Fp8Block { rows, cols, .. } => (WeightFormat::Fp8Block { rows: *rows, cols: *cols }, self.source.matrix.rows, row),
             Encoding::Int4Group { group, .. } => (WeightFormat::Int4Group { group: *group }, self.source.matrix.rows, row),
             Encoding::Mxfp4 { experts, rows, first_row, row_step, .. } => (WeightFormat::Mxfp4, experts * rows, first_row + row * row_step),
         };
-        let undecodable = |reason: String| Fault::Contradicts { tensor: tensor.name.to_string(), reason };
-        let index = |n: u64| usize::try_from(n).map_err(|_| undecodable(format!("{n} exceeds this machine's address space")));
-        let (rows, columns) = (index(rows)?, index(self.source.matrix.cols)?);
+        let (rows, columns) = (self.index(rows)?, self.index(self.source.matrix.cols)?);
         let parts = Parts::scaled(tensor.bytes, &self.scales);
-        let matrix = StoredMatrix::new(format, rows, columns, parts).map_err(|e| undecodable(e.to_string()))?;
-        let (stored_row, cols) = (index(stored_row)?, index(cols.start)?..index(cols.end)?);
-        let start = out.len();
-        out.resize(start + cols.len(), 0.0);
-        matrix.decode_into(stored_row..stored_row + 1, cols.clone(), &mut out[start..]).map_err(|e| undecodable(e.to_string()))?;
-        if let (Some(factors), WeightFormat::Int4Group { group }) = (&self.factors, format) {
-            let first = stored_row * columns.div_ceil(group as usize);
-            cols.zip(&mut out[start..]).for_each(|(col, value)| *value *= factors[first + col / group as usize]);
-        }
-        Ok(())
+        let matrix = StoredMatrix::new(format, rows, columns, parts).map_err(|e| self.undecodable(e.to_string()))?;
+        Ok((matrix, self.index(stored_row)?))
     }
 }
 

@@ -7,6 +7,7 @@ use moetwin_kernels::reference::{Array, Data};
 use moetwin_models::{Graph, ModelSpec, RankId, TensorId, WeightFormat, WeightRole};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::ops::Range;
 
 /// Made-up weights of a model.
 ///
@@ -34,13 +35,52 @@ impl SyntheticWeights {
     }
 }
 
-impl WeightSource for SyntheticWeights {
-    fn load(&self, graph: &Graph, tensor: TensorId, rank: RankId) -> Result<Array<f32>, LoadError> {
-        let share = Share::of(graph, tensor, rank)?;
-        let role = match share.weight.role {
+/// How an executor draws a share itself: see [`SyntheticWeights`] for which word belongs to which element.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recipe {
+    /// Key of the ChaCha8 streams.
+    pub key: [u32; 8],
+    /// Stream of every expert, in slot order; one for weights without experts.
+    pub streams: Vec<u64>,
+    /// Runs of rows held, in the whole matrix.
+    pub rows: Vec<Range<u64>>,
+    /// Runs of columns held.
+    pub cols: Vec<Range<u64>>,
+    /// Columns of the whole matrix.
+    pub whole_cols: u64,
+    /// How a word becomes a value.
+    pub grid: Grid,
+}
+
+impl SyntheticWeights {
+    /// The role whose words a weight takes: a tied head is the embedding.
+    fn role(&self, share: &Share) -> WeightRole {
+        match share.weight.role {
             WeightRole::Embedding if self.tied_embeddings => WeightRole::LmHead,
             role => role,
-        };
+        }
+    }
+}
+
+impl WeightSource for SyntheticWeights {
+    fn recipe(&self, graph: &Graph, tensor: TensorId, rank: RankId) -> Result<Option<Recipe>, LoadError> {
+        let share = Share::of(graph, tensor, rank)?;
+        let role = self.role(&share);
+        let seed = ChaCha8Rng::seed_from_u64(self.seed).get_seed();
+        let word = |i: usize| u32::from_le_bytes([seed[4 * i], seed[4 * i + 1], seed[4 * i + 2], seed[4 * i + 3]]);
+        Ok(Some(Recipe {
+            key: std::array::from_fn(word),
+            streams: share.experts.iter().map(|&expert| self.stream(&share, role, expert).get_stream()).collect(),
+            whole_cols: share.whole.cols,
+            grid: Grid::of(role, share.weight.format, share.whole.cols),
+            rows: share.rows,
+            cols: share.cols,
+        }))
+    }
+
+    fn load(&self, graph: &Graph, tensor: TensorId, rank: RankId) -> Result<Array<f32>, LoadError> {
+        let share = Share::of(graph, tensor, rank)?;
+        let role = self.role(&share);
         let grid = Grid::of(role, share.weight.format, share.whole.cols);
         let mut values = Vec::with_capacity(share.len);
         for &expert in &share.experts {
@@ -67,16 +107,30 @@ pub fn first_layers(spec: &ModelSpec, layers: usize) -> ModelSpec {
 }
 
 /// How a random word becomes a value.
-#[derive(Clone, Copy, Debug)]
-enum Grid {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Grid {
     /// Uniform around `mean`, rounded to bf16.
-    Uniform { mean: f32, half_width: f32 },
+    Uniform {
+        /// Middle.
+        mean: f32,
+        /// Distance to either end.
+        half_width: f32,
+    },
     /// An e4m3 element times a scale.
-    Fp8 { scale: f32 },
+    Fp8 {
+        /// The scale.
+        scale: f32,
+    },
     /// An integer of -7..=7 times a scale.
-    Int4 { scale: f32 },
+    Int4 {
+        /// The scale.
+        scale: f32,
+    },
     /// An e2m1 element times a scale.
-    Fp4 { scale: f32 },
+    Fp4 {
+        /// The scale.
+        scale: f32,
+    },
 }
 
 /// Standard deviation of a uniform distribution, as a share of half its width: 1 / sqrt(3).

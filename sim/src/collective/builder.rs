@@ -2,8 +2,8 @@
 
 use super::nccl::{NcclGraph, hop};
 use super::plan::{Flow, Plan};
-use super::{CollectiveRequest, Protocol};
-use crate::machine::{Machine, PathClass, RingFigures};
+use super::{CollectiveRequest, Launch, Library, Protocol};
+use crate::machine::{Figure, Machine, PathClass, RingFigures, SharedMemory};
 use crate::network::{Access, Network, Route, RouteError};
 use crate::time::{Duration, Time};
 
@@ -31,6 +31,8 @@ pub(super) struct StepCost {
     pub(super) flow: Flow,
     /// Equal pieces the step's data is cut into, each followed by the next step on its own.
     pub(super) slices: u32,
+    /// Whether a receiver passes each line on as it comes, instead of whole slices.
+    pub(super) by_line: bool,
     /// The local work after the last receive, in thousandths of a step's transfer.
     pub(super) finish_permille: u64,
 }
@@ -48,16 +50,30 @@ impl Builder<'_> {
 
     /// NCCL's route between two ranks of the request.
     pub(super) fn nccl_route(&self, plan: &mut Plan, from: usize, to: usize) -> Result<u32, RouteError> {
-        plan.route(from, to, || hop(self.network, self.ordinal(from), self.ordinal(to)))
+        // A loop of nccl-tests is one process that drives all GPUs.
+        let memory = match self.request.launch {
+            Launch::Loop => self.machine().collectives.nccl.one_process_memory.value,
+            Launch::Graph | Launch::Eager => SharedMemory::Receiver,
+        };
+        plan.route(from, to, || hop(self.network, self.ordinal(from), self.ordinal(to), memory))
     }
 
     /// The figures for a ring whose slowest hop is this route.
     pub(super) fn figures(&self, route: &Route) -> &RingFigures {
         let figures = &self.machine().collectives;
         match (route.class, route.access) {
-            (_, Access::Bounce) => &figures.host,
+            (_, Access::Bounce | Access::BounceFirst) => &figures.host,
             (PathClass::Nvl, _) => &figures.nvlink,
             _ => &figures.pcie,
+        }
+    }
+
+    /// The barrier of the library's own kernel.
+    pub(super) fn barrier(&self) -> &Figure<Duration> {
+        let custom = &self.machine().collectives.custom;
+        match self.request.library {
+            Library::Sglang | Library::Trtllm => &custom.push_barrier,
+            Library::Nccl | Library::Vllm | Library::OneShot => &custom.barrier,
         }
     }
 
@@ -68,16 +84,15 @@ impl Builder<'_> {
         let channels = u64::from(channels.max(1));
         match protocol {
             Protocol::Ll => {
-                // NCCL opens a channel per 4 KiB a step, so below that many bytes all channels together do one partial pass. A first
-                // pass costs a third of a later one: its threads do not wait for each other's lines.
-                let first = bytes.min(channels * LL_PASS_BYTES);
-                let pass = figures.ll_pass.value;
-                let overhead = figures.ll_step.value + pass.scaled(first.min(LL_PASS_BYTES), 3 * LL_PASS_BYTES);
-                let cap = rate(2 * channels * LL_PASS_BYTES, pass);
+                // Lines carry their own flags and are passed on as they come: a step takes the longest of its latency, its bytes on the
+                // wire, and the passes of the channels' threads.
+                let wire_bytes = wire(bytes, figures.ll_wire_permille.value);
+                let passes = figures.ll_pass.value.scaled(bytes, channels * LL_PASS_BYTES);
                 StepCost {
-                    overhead,
-                    flow: Flow { wire_bytes: (bytes - first) * 2, cap },
+                    overhead: figures.ll_step.value,
+                    flow: Flow { wire_bytes, cap: rate(wire_bytes, passes) },
                     slices: 1,
+                    by_line: true,
                     finish_permille: figures.finish_permille.value,
                 }
             }
@@ -88,6 +103,7 @@ impl Builder<'_> {
                     overhead: figures.ll128_step.value,
                     flow: Flow { wire_bytes, cap },
                     slices: 1,
+                    by_line: true,
                     finish_permille: figures.finish_permille.value,
                 }
             }
@@ -96,13 +112,19 @@ impl Builder<'_> {
                 let spread = Duration::from_seconds(figures.simple_spread.value.as_seconds() * libm::log2(open));
                 StepCost {
                     overhead: figures.simple_step.value + spread,
-                    flow: Flow { wire_bytes: bytes, cap: u64::MAX },
+                    flow: Flow { wire_bytes: bytes, cap: figures.simple_bytes_per_s.value },
                     slices: figures.simple_slices.value.max(1),
+                    by_line: false,
                     finish_permille: figures.finish_permille.value,
                 }
             }
         }
     }
+}
+
+/// Bytes on the wire of `bytes` of data.
+pub(super) fn wire(bytes: u64, permille: u64) -> u64 {
+    u64::try_from(u128::from(bytes) * u128::from(permille) / 1000).unwrap_or(u64::MAX)
 }
 
 /// `bytes` every `time`, in bytes per second.

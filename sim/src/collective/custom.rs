@@ -69,7 +69,7 @@ fn expand_phases(builder: &Builder<'_>, access: Access, phases: &[Phase]) -> Res
     let n = builder.ranks();
     let figures = &builder.machine().collectives.custom;
     let mut plan = Plan::new(n);
-    let mut barrier = figures.barrier.value + figures.per_rank.value * (n as u64).saturating_sub(2);
+    let mut barrier = builder.barrier().value + figures.per_rank.value * (n as u64).saturating_sub(2);
     let mut farthest = Duration::ZERO;
     for &(from, to, _) in phases.iter().flatten() {
         let route = plan.route(from, to, || -> Result<_, RouteError> {
@@ -104,21 +104,28 @@ fn expand_phases(builder: &Builder<'_>, access: Access, phases: &[Phase]) -> Res
     Ok(plan)
 }
 
-/// Expands an NVLS all-reduce: the switch reads every rank's buffer, and each rank multicasts its part of the sum.
+/// Expands an all-reduce by NVLink multicast: the switch reads every rank's buffer, and each rank multicasts its part of the sum.
 ///
 /// # Errors
-/// If ranks are not connected, or the machine has no NVLS figures (then `None`).
-pub(super) fn expand_nvls(builder: &Builder<'_>) -> Result<Option<Plan>, RouteError> {
+/// If ranks are not connected, or the machine has no multicast figures (then `None`).
+pub(super) fn expand_multicast(builder: &Builder<'_>, algorithm: Algorithm) -> Result<Option<Plan>, RouteError> {
     let Some(figures) = &builder.machine().collectives.nvls else { return Ok(None) };
     let n = builder.ranks();
     let bytes = builder.request.bytes;
     let mut plan = Plan::new(n);
     let begin = builder.begin.iter().copied().max().unwrap_or(Time::ZERO);
-    // Up to the size where large chunks pay for the fill of their pipeline, small ones are used.
-    let small = Duration::of_bytes(bytes, figures.small_bytes_per_s.value);
-    let large = Duration::of_bytes(bytes, figures.bytes_per_s.value) + figures.fill.value;
-    let (cap, fill) =
-        if small <= large { (figures.small_bytes_per_s.value, Duration::ZERO) } else { (figures.bytes_per_s.value, figures.fill.value) };
+    let (cap, latency) = if algorithm == Algorithm::Symmetric {
+        (figures.symmetric_bytes_per_s.value, figures.symmetric_latency.value)
+    } else {
+        // Up to the size where large chunks pay for the fill of their pipeline, small ones are used.
+        let small = Duration::of_bytes(bytes, figures.small_bytes_per_s.value);
+        let large = Duration::of_bytes(bytes, figures.bytes_per_s.value) + figures.fill.value;
+        if small <= large {
+            (figures.small_bytes_per_s.value, figures.latency.value)
+        } else {
+            (figures.bytes_per_s.value, figures.latency.value + figures.fill.value)
+        }
+    };
     // A rank's link carries its whole buffer to the switch and its part of the sum.
     let wire_bytes = bytes.saturating_add(bytes / n as u64);
     let cap = share(cap, 1000 + 1000 / n as u64);
@@ -128,7 +135,7 @@ pub(super) fn expand_nvls(builder: &Builder<'_>) -> Result<Option<Plan>, RouteEr
         let label = Label { from, to, payload_bytes: bytes, step: 0 };
         let id = plan.push(route, label, Flow { wire_bytes, cap }, begin, Vec::new());
         for end in &mut plan.ends {
-            end.push((id, figures.latency.value + fill));
+            end.push((id, latency));
         }
     }
     Ok(Some(plan))

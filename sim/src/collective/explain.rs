@@ -18,9 +18,12 @@ pub struct BoundStep {
     pub duration: Duration,
 }
 
-pub(super) struct Explained {
-    pub(super) steps: Vec<BoundStep>,
-    pub(super) provenance: Vec<(String, Origin, String)>,
+/// The parts of a duration that are known before it is explained.
+#[derive(Clone, Copy)]
+pub(super) struct Times {
+    pub(super) skew: Duration,
+    pub(super) extra: Duration,
+    pub(super) duration: Duration,
 }
 
 /// Splits the duration into arrival skew, kernel, latency (what an empty message would take), bytes and launch.
@@ -29,10 +32,8 @@ pub(super) fn explain(
     algorithm: Algorithm,
     protocol: Protocol,
     plan: &Plan,
-    skew: Duration,
-    extra: Duration,
-    duration: Duration,
-) -> Result<Explained, RunError> {
+    Times { skew, extra, duration }: Times,
+) -> Result<Vec<BoundStep>, RunError> {
     let kernel = super::predict::kernel(builder.machine(), protocol);
     let empty: Vec<Transfer> = plan.transfers.iter().map(|transfer| Transfer { wire_bytes: 0, ..transfer.clone() }).collect();
     let spans = run(builder.network, &plan.routes, &empty)?;
@@ -48,7 +49,7 @@ pub(super) fn explain(
     ];
     steps.retain(|step| step.duration > Duration::ZERO);
     steps.sort_by_key(|step| std::cmp::Reverse(step.duration));
-    Ok(Explained { steps, provenance: provenance(builder, algorithm, protocol, plan) })
+    Ok(steps)
 }
 
 fn latency_words(plan: &Plan) -> String {
@@ -92,7 +93,8 @@ fn busiest(builder: &Builder<'_>, plan: &Plan) -> String {
     }
 }
 
-fn provenance(builder: &Builder<'_>, algorithm: Algorithm, protocol: Protocol, plan: &Plan) -> Vec<(String, Origin, String)> {
+/// The figures that a plan was computed from: name, origin and source.
+pub(super) fn provenance(builder: &Builder<'_>, algorithm: Algorithm, protocol: Protocol, plan: &Plan) -> Vec<(String, Origin, String)> {
     let figures = &builder.machine().collectives;
     fn entry<T>(name: &str, figure: &Figure<T>) -> (String, Origin, String) {
         (name.to_owned(), figure.origin, figure.source.clone())
@@ -101,7 +103,7 @@ fn provenance(builder: &Builder<'_>, algorithm: Algorithm, protocol: Protocol, p
     if protocol != Protocol::Peer {
         out.push(entry("kernel", &figures.kernel));
     }
-    let worst = plan.routes.iter().max_by_key(|route| (route.access == Access::Bounce, route.class));
+    let worst = plan.routes.iter().max_by_key(|route| (matches!(route.access, Access::Bounce | Access::BounceFirst), route.class));
     if let Some(route) = worst.filter(|_| matches!(algorithm, Algorithm::Ring | Algorithm::Tree)) {
         let ring = builder.figures(route);
         match protocol {
@@ -115,8 +117,9 @@ fn provenance(builder: &Builder<'_>, algorithm: Algorithm, protocol: Protocol, p
             let point = &figures.point_to_point;
             out.push(entry("message latency", if protocol == Protocol::Ll { &point.ll_latency } else { &point.simple_latency }));
         }
-        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Hierarchical => out.push(entry("barrier", &figures.custom.barrier)),
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Hierarchical => out.push(entry("barrier", builder.barrier())),
         Algorithm::Nvls => out.extend(figures.nvls.as_ref().map(|nvls| entry("NVLS latency", &nvls.latency))),
+        Algorithm::Symmetric => out.extend(figures.nvls.as_ref().map(|nvls| entry("symmetric latency", &nvls.symmetric_latency))),
         Algorithm::Ring | Algorithm::Tree => {}
     }
     if let Some(route) = worst

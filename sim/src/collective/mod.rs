@@ -1,6 +1,7 @@
 //! What a collective takes on a machine: expanded into transfers over the topology by algorithm and protocol.
 
 mod builder;
+mod choose;
 mod custom;
 mod explain;
 mod library;
@@ -9,12 +10,14 @@ mod plan;
 mod point;
 mod predict;
 mod ring;
+mod trace;
 mod tree;
 
 pub use explain::BoundStep;
 pub use library::Library;
-pub use nccl::{GraphMode, NcclGraph, nccl_graph, nccl_times};
+pub use nccl::{Candidate, GraphMode, NcclGraph, nccl_graph, nccl_times};
 pub use predict::{CollectiveError, Collectives, Prediction, RankTiming, TransferSpan, predict};
+pub use trace::chrome_trace;
 
 use crate::time::Duration;
 use serde::{Deserialize, Serialize};
@@ -93,11 +96,13 @@ pub enum Algorithm {
     Direct,
     /// All-reduce inside each PCIe switch, across them, and back.
     Hierarchical,
+    /// NVLink multicast on registered memory that every rank has at the same place (`ncclCommWindowRegister`).
+    Symmetric,
 }
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Algorithm; 7] = [
+    pub const ALL: [Algorithm; 8] = [
         Algorithm::Ring,
         Algorithm::Tree,
         Algorithm::Nvls,
@@ -105,6 +110,7 @@ impl Algorithm {
         Algorithm::TwoShot,
         Algorithm::Direct,
         Algorithm::Hierarchical,
+        Algorithm::Symmetric,
     ];
 
     /// Name as on the command line.
@@ -117,6 +123,7 @@ impl Algorithm {
             Algorithm::TwoShot => "two-shot",
             Algorithm::Direct => "direct",
             Algorithm::Hierarchical => "hierarchical",
+            Algorithm::Symmetric => "symmetric",
         }
     }
 }

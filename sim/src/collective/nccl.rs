@@ -2,7 +2,7 @@
 //! `graph/tuning.cc`, `graph/topo.h`). The model decides; how long the choice then takes is simulated.
 
 use super::{Algorithm, CollectiveOp, Protocol};
-use crate::machine::{CpuFamily, LinkId, LinkKind, Machine, PathClass};
+use crate::machine::{CpuFamily, LinkId, LinkKind, Machine, PathClass, SharedMemory};
 use crate::network::{Access, Network, Route, RouteError};
 use moetwin_models::ids::Id;
 use serde::{Deserialize, Serialize};
@@ -109,11 +109,16 @@ fn nominal(machine: &Machine, link: LinkId, sm: u32, mode: GraphMode) -> Option<
 ///
 /// # Errors
 /// If the two are not connected at all.
-pub(super) fn hop(network: &Network<'_>, a: usize, b: usize) -> Result<Route, RouteError> {
+pub(super) fn hop(network: &Network<'_>, a: usize, b: usize, memory: SharedMemory) -> Result<Route, RouteError> {
     let machine = network.machine();
     let class = network.class(a, b)?;
     let near = class <= machine.collectives.nccl.p2p_level.value || class == PathClass::Nvl;
-    network.route(a, b, if machine.peer_access.value && near { Access::Write } else { Access::Bounce })
+    let access = match memory {
+        _ if machine.peer_access.value && near => Access::Write,
+        SharedMemory::Receiver => Access::Bounce,
+        SharedMemory::FirstSocket => Access::BounceFirst,
+    };
+    network.route(a, b, access)
 }
 
 /// The rings NCCL builds.
@@ -194,10 +199,32 @@ fn generation(sm: u32) -> usize {
     }
 }
 
+/// What NCCL's cost model expects of one algorithm and protocol: a latency, and the bytes over a bandwidth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// Algorithm.
+    pub algorithm: Algorithm,
+    /// Protocol.
+    pub protocol: Protocol,
+    /// The part that does not depend on the size, microseconds.
+    pub latency_us: f64,
+    /// What the size is divided by, 10^9 bytes per second.
+    pub bandwidth_gb_per_s: f64,
+    /// Both parts together, microseconds.
+    pub time_us: f64,
+}
+
+impl Candidate {
+    /// A choice that the model does not rate.
+    pub(super) fn unknown(algorithm: Algorithm, protocol: Protocol) -> Self {
+        Self { algorithm, protocol, latency_us: f64::INFINITY, bandwidth_gb_per_s: 0.0, time_us: f64::INFINITY }
+    }
+}
+
 /// What the model expects of every choice that is open for an op, microseconds, fastest first (ties: the model's order).
 ///
 /// All-reduce has ring, tree and, where the fabric can, NVLS; the others have the ring only. LL128 needs NVLink throughout.
-pub fn nccl_times(machine: &Machine, graph: &NcclGraph, ranks: &[usize], op: CollectiveOp, bytes: u64) -> Vec<(Algorithm, Protocol, f64)> {
+pub fn nccl_times(machine: &Machine, graph: &NcclGraph, ranks: &[usize], op: CollectiveOp, bytes: u64) -> Vec<Candidate> {
     let n = ranks.len() as f64;
     let sm = lowest_sm(machine, ranks);
     let generation = generation(sm);
@@ -213,29 +240,32 @@ pub fn nccl_times(machine: &Machine, graph: &NcclGraph, ranks: &[usize], op: Col
     };
     let nvlink = graph.nvlink();
     let hardware = |nvl: f64, pci: f64| if nvlink { nvl } else { pci };
-    let time = |latency: f64, bandwidth: f64| latency + bytes as f64 / (1000.0 * bandwidth);
+    let mut add = |algorithm: Algorithm, protocol: Protocol, latency_us: f64, bandwidth_gb_per_s: f64| {
+        let time_us = latency_us + bytes as f64 / (1000.0 * bandwidth_gb_per_s);
+        out.push(Candidate { algorithm, protocol, latency_us, bandwidth_gb_per_s, time_us });
+    };
     let ring = n / steps.max(1.0);
-    out.push((Algorithm::Ring, Protocol::Ll, time(6.6 + steps * hardware(0.6, 1.0), (bus * 0.5).min(ll_cap) * ring)));
+    add(Algorithm::Ring, Protocol::Ll, 6.6 + steps * hardware(0.6, 1.0), (bus * 0.5).min(ll_cap) * ring);
     if nvlink && sm >= 70 {
-        out.push((Algorithm::Ring, Protocol::Ll128, time(14.0 + steps * hardware(1.9, 2.5), (bus * 0.92).min(ring_ll128_cap) * ring)));
+        add(Algorithm::Ring, Protocol::Ll128, 14.0 + steps * hardware(1.9, 2.5), (bus * 0.92).min(ring_ll128_cap) * ring);
     }
-    out.push((Algorithm::Ring, Protocol::Simple, time(8.4 + steps * hardware(3.4, 5.7), bus * ring)));
+    add(Algorithm::Ring, Protocol::Simple, 8.4 + steps * hardware(3.4, 5.7), bus * ring);
     if op == CollectiveOp::AllReduce && n > 1.0 {
         let tree_bus = (bus * 0.92).min(tree_cap);
         let size_class = if bytes / 64 == 0 { 0 } else { (bytes / 64).ilog2() as usize };
         let tree = |protocol: usize| TREE_CORRECTION[protocol][size_class.min(TREE_CORRECTION[protocol].len() - 1)] * 0.5;
-        out.push((Algorithm::Tree, Protocol::Ll, time(6.8 + steps * hardware(0.6, 1.0), tree_bus / 3.8 * tree(0))));
+        add(Algorithm::Tree, Protocol::Ll, 6.8 + steps * hardware(0.6, 1.0), tree_bus / 3.8 * tree(0));
         if nvlink && sm >= 70 {
-            out.push((Algorithm::Tree, Protocol::Ll128, time(14.0 + steps * hardware(1.25, 1.9), tree_bus * 7.0 / 9.0 * tree(1))));
+            add(Algorithm::Tree, Protocol::Ll128, 14.0 + steps * hardware(1.25, 1.9), tree_bus * 7.0 / 9.0 * tree(1));
         }
-        out.push((Algorithm::Tree, Protocol::Simple, time(8.4 + steps * 4.0, tree_bus * tree(2))));
+        add(Algorithm::Tree, Protocol::Simple, 8.4 + steps * 4.0, tree_bus * tree(2));
         // Tables of four ranks on an NVSwitch follow the ring at every size, those of eight do not.
         if machine.collectives.nvls.is_some() && nvlink && n > 4.0 {
             let efficiency = if sm >= 100 { 0.74 } else { 0.85 };
-            out.push((Algorithm::Nvls, Protocol::Simple, time(25.0, bus * efficiency * (n - 1.0) / n)));
+            add(Algorithm::Nvls, Protocol::Simple, 25.0, bus * efficiency * (n - 1.0) / n);
         }
     }
-    out.sort_by(|a, b| a.2.total_cmp(&b.2));
+    out.sort_by(|a, b| a.time_us.total_cmp(&b.time_us));
     out
 }
 

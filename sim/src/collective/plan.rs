@@ -47,7 +47,8 @@ impl Plan {
 
     pub(super) fn push(&mut self, route: u32, label: Label, flow: Flow, earliest: Time, after: Vec<(TransferId, Duration)>) -> TransferId {
         let id = self.transfers.len() as TransferId;
-        self.transfers.push(Transfer { route, wire_bytes: flow.wire_bytes, cap: flow.cap, earliest, after });
+        let after_start = Vec::new();
+        self.transfers.push(Transfer { route, wire_bytes: flow.wire_bytes, cap: flow.cap, earliest, after, after_start });
         self.labels.push(label);
         id
     }

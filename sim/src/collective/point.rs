@@ -1,6 +1,6 @@
 //! Grouped sends and receives: all-to-all, all-to-all-v, send-recv.
 
-use super::builder::{Builder, LL_PASS_BYTES, rate};
+use super::builder::{Builder, LL_PASS_BYTES, rate, wire};
 use super::plan::{Flow, Label, Plan};
 use super::{CollectiveOp, CollectiveRequest, Protocol};
 use crate::network::RouteError;
@@ -62,8 +62,9 @@ pub(super) fn expand(builder: &Builder<'_>, protocol: Protocol) -> Result<Plan, 
             Protocol::Ll | Protocol::Ll128 => {
                 // Half of the communicator's channels send; a rank's peers share them.
                 let channels = u64::from(builder.graph.channels.max(1));
+                let wire_bytes = wire(bytes, ring.ll_wire_permille.value);
                 let cap = rate(2 * channels * LL_PASS_BYTES, ring.ll_pass.value) / peers(from, &pairs);
-                (Flow { wire_bytes: bytes * 2, cap: cap.max(1) }, figures.ll_latency.value)
+                (Flow { wire_bytes, cap: cap.max(1) }, figures.ll_latency.value)
             }
             Protocol::Simple | Protocol::Peer => {
                 (Flow { wire_bytes: bytes, cap: figures.peer_bytes_per_s.value }, figures.simple_latency.value)

@@ -1,11 +1,11 @@
 //! From a request to a prediction: choose, expand, carry out, remember.
 
 use super::builder::Builder;
-use super::explain::{BoundStep, Explained, explain};
-use super::library::custom_kernel;
-use super::nccl::{NcclGraph, nccl_graph, nccl_times};
+use super::choose::{Choice, choose};
+use super::explain::{BoundStep, Times, explain, provenance};
+use super::nccl::{Candidate, NcclGraph, nccl_graph};
 use super::plan::Plan;
-use super::{Algorithm, CollectiveOp, CollectiveRequest, Launch, Library, Protocol};
+use super::{Algorithm, CollectiveOp, CollectiveRequest, GraphMode, Launch, Protocol};
 use super::{custom, point, ring, tree};
 use crate::machine::{Machine, Origin};
 use crate::network::{Network, RouteError, RunError, Span, run};
@@ -23,8 +23,13 @@ pub enum CollectiveError {
     #[error("{0}")]
     Request(String),
     /// Nothing implements what was forced.
-    #[error("{0}")]
-    NoAlgorithm(String),
+    #[error("{message}")]
+    NoAlgorithm {
+        /// Why.
+        message: String,
+        /// What could have been asked for instead.
+        have: Vec<String>,
+    },
     /// The machine does not connect the ranks.
     #[error(transparent)]
     Route(#[from] RouteError),
@@ -82,12 +87,18 @@ pub struct Prediction {
     pub channels: u32,
     /// Transfers, in order of creation.
     pub transfers: Vec<TransferSpan>,
-    /// What the time consists of, largest first.
+    /// What the time consists of, largest first; empty from [`Collectives::without_explanations`].
     pub explanation: Vec<BoundStep>,
     /// Why this algorithm and protocol.
     pub choice: String,
+    /// What NCCL's cost model expected of every choice that was open, fastest first; empty where it was not asked.
+    pub candidates: Vec<Candidate>,
+    /// The rings NCCL builds for these ranks.
+    pub graph: NcclGraph,
     /// Figures used: name, origin and source.
     pub provenance: Vec<(String, Origin, String)>,
+    /// Share of each directed link (`2 * link` forward, `2 * link + 1` backward) that the transfer keeps busy, in millionths of its time.
+    pub link_shares: Arc<[(u32, u64)]>,
     op: CollectiveOp,
     bytes: u64,
 }
@@ -109,7 +120,10 @@ impl Prediction {
 /// # Errors
 /// If the request is contradictory, forces what does not exist, or the machine does not connect its ranks.
 pub fn predict(machine: &Machine, request: &CollectiveRequest) -> Result<Prediction, CollectiveError> {
-    compute(&Network::new(machine), request)
+    let network = Network::new(machine);
+    check(machine, request)?;
+    let graph = nccl_graph(&network, &request.ranks, request.nccl_graph)?;
+    compute(&network, request, graph, true)
 }
 
 /// Collectives of one machine; identical ones (same ranks, size and arrival offsets) are computed once.
@@ -117,12 +131,18 @@ pub fn predict(machine: &Machine, request: &CollectiveRequest) -> Result<Predict
 pub struct Collectives<'m> {
     network: Network<'m>,
     known: BTreeMap<CollectiveRequest, Arc<Prediction>>,
+    graphs: BTreeMap<(Vec<usize>, GraphMode), NcclGraph>,
+    explains: bool,
 }
 
 impl<'m> Collectives<'m> {
     /// Nothing remembered yet.
     pub fn new(machine: &'m Machine) -> Self {
-        Self { network: Network::new(machine), known: BTreeMap::new() }
+        Self { network: Network::new(machine), known: BTreeMap::new(), graphs: BTreeMap::new(), explains: true }
+    }
+    /// The same without [`Prediction::explanation`], which costs a second simulation.
+    pub fn without_explanations(machine: &'m Machine) -> Self {
+        Self { explains: false, ..Self::new(machine) }
     }
     /// The machine.
     pub fn machine(&self) -> &'m Machine {
@@ -146,7 +166,17 @@ impl<'m> Collectives<'m> {
         if let Some(known) = self.known.get(&key) {
             return Ok(Arc::clone(known));
         }
-        let prediction = Arc::new(compute(&self.network, &key)?);
+        check(self.machine(), &key)?;
+        let view = (key.ranks.clone(), key.nccl_graph);
+        let graph = match self.graphs.get(&view) {
+            Some(graph) => graph.clone(),
+            None => {
+                let graph = nccl_graph(&self.network, &key.ranks, key.nccl_graph)?;
+                self.graphs.insert(view, graph.clone());
+                graph
+            }
+        };
+        let prediction = Arc::new(compute(&self.network, &key, graph, self.explains)?);
         self.known.insert(key, Arc::clone(&prediction));
         Ok(prediction)
     }
@@ -189,100 +219,29 @@ fn check(machine: &Machine, request: &CollectiveRequest) -> Result<(), Collectiv
     Ok(())
 }
 
-/// What will be carried out, and why.
-struct Choice {
-    algorithm: Algorithm,
-    protocol: Protocol,
-    why: String,
-}
-
-fn choose(network: &Network<'_>, request: &CollectiveRequest, graph: &NcclGraph) -> Result<Choice, CollectiveError> {
-    let own = |algorithm: Algorithm, why: String| Choice { algorithm, protocol: Protocol::Peer, why };
-    if let Some(algorithm @ (Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Hierarchical)) = request.algorithm {
-        if request.op != CollectiveOp::AllReduce {
-            return Err(CollectiveError::NoAlgorithm(format!("{algorithm} is for all_reduce, not {}", request.op)));
-        }
-        if !network.machine().peer_access.value {
-            return Err(CollectiveError::NoAlgorithm(format!("{algorithm} needs peer access, which is off")));
-        }
-        return Ok(own(algorithm, format!("{algorithm} was asked for")));
-    }
-    let mut why = String::new();
-    if request.library != Library::Nccl && request.algorithm.is_none() && request.protocol.is_none() {
-        match custom_kernel(request.library, network, &request.ranks, request.op, request.bytes)? {
-            Ok(algorithm) => return Ok(own(algorithm, format!("{} runs its own kernel", request.library))),
-            Err(reason) => why = format!("{reason}; "),
-        }
-    }
-    if matches!(request.op, CollectiveOp::AllToAll | CollectiveOp::SendRecv) {
-        return choose_point(request, why);
-    }
-    choose_nccl(network.machine(), request, graph, why)
-}
-
-fn choose_point(request: &CollectiveRequest, why: String) -> Result<Choice, CollectiveError> {
-    if let Some(algorithm) = request.algorithm.filter(|algorithm| *algorithm != Algorithm::Direct) {
-        return Err(CollectiveError::NoAlgorithm(format!("{} is grouped sends and receives: direct, not {algorithm}", request.op)));
-    }
-    match request.protocol {
-        Some(protocol @ (Protocol::Ll | Protocol::Simple)) => {
-            Ok(Choice { algorithm: Algorithm::Direct, protocol, why: format!("{protocol} was asked for") })
-        }
-        Some(protocol) => Err(CollectiveError::NoAlgorithm(format!("sends and receives go by ll or simple, not {protocol}"))),
-        None => {
-            let limit = point::LL_THRESHOLD_BYTES;
-            let protocol = point::protocol(request);
-            Ok(Choice { algorithm: Algorithm::Direct, protocol, why: format!("{why}NCCL sends messages of up to {limit} bytes by LL") })
-        }
-    }
-}
-
-fn choose_nccl(machine: &Machine, request: &CollectiveRequest, graph: &NcclGraph, why: String) -> Result<Choice, CollectiveError> {
-    let mut times = nccl_times(machine, graph, &request.ranks, request.op, request.bytes);
-    // LL128 is off without NVLink throughout, unless it is named.
-    if request.protocol == Some(Protocol::Ll128) && times.iter().all(|time| time.1 != Protocol::Ll128) {
-        times.push((Algorithm::Ring, Protocol::Ll128, f64::INFINITY));
-    }
-    let open = |time: &&(Algorithm, Protocol, f64)| {
-        request.algorithm.is_none_or(|algorithm| algorithm == time.0) && request.protocol.is_none_or(|protocol| protocol == time.1)
-    };
-    let Some(&(algorithm, protocol, expected)) = times.iter().find(open) else {
-        let wanted: Vec<String> =
-            request.algorithm.map(|a| a.to_string()).into_iter().chain(request.protocol.map(|p| p.to_string())).collect();
-        let mut have: Vec<String> = times.iter().map(|(algorithm, protocol, _)| format!("{algorithm} {protocol}")).collect();
-        have.sort();
-        let message =
-            format!("no algorithm/protocol available: NCCL has no {} for {}; it has {}", wanted.join(" "), request.op, have.join(", "));
-        return Err(CollectiveError::NoAlgorithm(message));
-    };
-    let forced =
-        if request.algorithm.is_some() || request.protocol.is_some() { "what was asked for leaves" } else { "NCCL's cost model picks" };
-    let fallback = if graph.fallback {
-        " on its fallback graph: no ring reaches the lowest search speed, so it takes the links for 0.1 GB/s"
-    } else {
-        ""
-    };
-    Ok(Choice { algorithm, protocol, why: format!("{why}{forced} {algorithm} {protocol} ({expected:.1} us by the model){fallback}") })
-}
-
 fn expand(builder: &Builder<'_>, choice: &Choice) -> Result<Plan, CollectiveError> {
     Ok(match choice.algorithm {
         Algorithm::Ring => ring::expand(builder, choice.protocol)?,
         Algorithm::Tree => tree::expand(builder, choice.protocol)?,
         Algorithm::Direct => point::expand(builder, choice.protocol)?,
-        Algorithm::Nvls => custom::expand_nvls(builder)?.ok_or_else(|| CollectiveError::NoAlgorithm("the machine has no NVLS".into()))?,
+        Algorithm::Nvls | Algorithm::Symmetric => {
+            custom::expand_multicast(builder, choice.algorithm)?.ok_or_else(|| no_nvls(builder.machine()))?
+        }
         Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Hierarchical => custom::expand(builder, choice.algorithm)?,
     })
 }
 
-fn compute(network: &Network<'_>, request: &CollectiveRequest) -> Result<Prediction, CollectiveError> {
+fn no_nvls(machine: &Machine) -> CollectiveError {
+    CollectiveError::NoAlgorithm { message: format!("{} has no NVLink multicast", machine.name), have: Vec::new() }
+}
+
+/// Predicts a request that was checked.
+fn compute(network: &Network<'_>, request: &CollectiveRequest, graph: NcclGraph, explains: bool) -> Result<Prediction, CollectiveError> {
     let machine = network.machine();
-    check(machine, request)?;
     let n = request.ranks.len();
     let mut arrivals = request.arrivals.clone();
     normalise(&mut arrivals);
     arrivals.resize(n, Duration::ZERO);
-    let graph = nccl_graph(network, &request.ranks, request.nccl_graph)?;
     let choice = choose(network, request, &graph)?;
     let kernel = kernel(machine, choice.protocol);
     let begin: Vec<Time> = arrivals.iter().map(|&arrival| Time::ZERO + arrival + kernel).collect();
@@ -290,7 +249,7 @@ fn compute(network: &Network<'_>, request: &CollectiveRequest) -> Result<Predict
     let plan = if n == 1 { Plan::new(1) } else { expand(&builder, &choice)? };
     let spans = run(network, &plan.routes, &plan.transfers)?;
     let last_arrival = arrivals.iter().copied().max().unwrap_or(Duration::ZERO);
-    let extra = launch_extra(request, choice.protocol, &plan, &spans, &builder);
+    let extra = launch_extra(request, &choice, &plan, &spans, &builder);
     let mut ranks = Vec::with_capacity(n);
     for (rank, ends) in plan.ends.iter().enumerate() {
         let end = ends.iter().map(|&(id, delay)| spans[id as usize].end + delay).max().unwrap_or(Time::ZERO);
@@ -313,7 +272,12 @@ fn compute(network: &Network<'_>, request: &CollectiveRequest) -> Result<Predict
             end: span.end.since(Time::ZERO),
         })
         .collect();
-    let Explained { steps, provenance } = explain(&builder, choice.algorithm, choice.protocol, &plan, last_arrival, extra, duration)?;
+    let explanation = if explains {
+        explain(&builder, choice.algorithm, choice.protocol, &plan, Times { skew: last_arrival, extra, duration })?
+    } else {
+        Vec::new()
+    };
+    let provenance = provenance(&builder, choice.algorithm, choice.protocol, &plan);
     let own_kernel = choice.protocol == Protocol::Peer;
     Ok(Prediction {
         duration,
@@ -324,12 +288,27 @@ fn compute(network: &Network<'_>, request: &CollectiveRequest) -> Result<Predict
         protocol: choice.protocol,
         channels: if own_kernel { 0 } else { graph.communicator_channels() },
         transfers,
-        explanation: steps,
+        explanation,
         choice: choice.why,
+        candidates: choice.candidates,
+        graph,
         provenance,
+        link_shares: link_shares(&plan, duration - last_arrival),
         op: request.op,
         bytes: request.bytes,
     })
+}
+
+/// How long a plan's bytes keep each directed link busy, over the time it takes.
+fn link_shares(plan: &Plan, transfer: Duration) -> Arc<[(u32, u64)]> {
+    let mut busy: BTreeMap<u32, Duration> = BTreeMap::new();
+    for one in &plan.transfers {
+        for &(link, rate) in &plan.routes[one.route as usize].hops {
+            *busy.entry(link).or_default() += Duration::of_bytes(one.wire_bytes, rate);
+        }
+    }
+    let share = |busy: Duration| (u128::from(busy.as_ps()) * 1_000_000 / u128::from(transfer.as_ps().max(1))).min(1_000_000) as u64;
+    busy.into_iter().map(|(link, busy)| (link, share(busy))).filter(|(_, share)| *share > 0).collect()
 }
 
 /// Start and end of a NCCL kernel; an engine's kernel has its own in the barrier's figure.
@@ -339,7 +318,7 @@ pub(super) fn kernel(machine: &Machine, protocol: Protocol) -> Duration {
 
 /// What the launch adds to the device time: nothing in a graph; in a loop the host if it is slower; eager the host and the copy of
 /// the result that a framework's out-of-place call makes.
-fn launch_extra(request: &CollectiveRequest, protocol: Protocol, plan: &Plan, spans: &[Span], builder: &Builder<'_>) -> Duration {
+fn launch_extra(request: &CollectiveRequest, choice: &Choice, plan: &Plan, spans: &[Span], builder: &Builder<'_>) -> Duration {
     let machine = builder.machine();
     let ends = plan.ends.iter().flatten().map(|&(id, delay)| spans[id as usize].end + delay);
     let device = ends.chain(builder.begin.iter().copied()).max().unwrap_or(Time::ZERO).since(Time::ZERO);
@@ -350,7 +329,9 @@ fn launch_extra(request: &CollectiveRequest, protocol: Protocol, plan: &Plan, sp
             let memory =
                 request.ranks.iter().filter_map(|&rank| machine.gpu(rank)).map(|gpu| gpu.reached_memory().value).min().unwrap_or(1);
             let copy = Duration::of_bytes(request.bytes.saturating_mul(2), memory);
-            let host = if protocol == Protocol::Peer { &machine.launch.eager_collective } else { &machine.launch.eager_nccl };
+            // Kernels on symmetric memory are NCCL's too.
+            let own = choice.protocol == Protocol::Peer && choice.algorithm != Algorithm::Symmetric;
+            let host = if own { &machine.launch.eager_collective } else { &machine.launch.eager_nccl };
             (host.value - device) + copy
         }
     }

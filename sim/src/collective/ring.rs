@@ -11,6 +11,9 @@ use std::collections::BTreeMap;
 /// Bytes of one chunk of a Simple channel: half of its 4 MiB buffer (`NCCL_STEPS / 2` steps).
 const SIMPLE_CHUNK_BYTES: u64 = 2 << 20;
 
+/// Loops that are simulated one by one.
+const MOST_LOOPS: u64 = 256;
+
 /// Ring orders as positions in `ranks`.
 ///
 /// Where NVLinks join GPUs directly but not all pairs, rings that use each lane once are searched; otherwise one ring visits GPUs
@@ -33,7 +36,7 @@ pub(super) fn orders(network: &Network<'_>, ranks: &[usize]) -> Result<Vec<Vec<u
     for &rank in ranks {
         keys.push(network.place(rank)?);
     }
-    order.sort_by(|&a, &b| keys[a].cmp(&keys[b]).then(ranks[a].cmp(&ranks[b])));
+    order.sort_by(|&a, &b| keys[a].cmp(&keys[b]).then(a.cmp(&b)));
     Ok(vec![order])
 }
 
@@ -177,22 +180,14 @@ fn one_ring(
         CollectiveOp::AllReduce => 2 * (n - 1),
         _ => n - 1,
     };
-    // A loop moves one chunk a rank and channel; a broadcast passes the buffer on in chunks instead of parts.
-    let parts = if broadcast { 1 } else { n as u64 };
-    let chunk_bytes = match (protocol, broadcast) {
-        (Protocol::Simple, false) => SIMPLE_CHUNK_BYTES,
-        (_, false) => u64::MAX / 4096,
-        (_, true) => (SIMPLE_CHUNK_BYTES / 4).min(bytes.div_ceil(u64::from(channels) * 4)).max(4096),
-    };
-    let loops = bytes.div_ceil(parts * u64::from(channels) * chunk_bytes).max(1);
-    let step_bytes = bytes.div_ceil(parts * loops);
+    let pieces = pieces(protocol, broadcast, bytes, n as u64, u64::from(channels));
     let worst = routes.iter().max_by_key(|&&route| {
         let route = &plan.routes[route as usize];
         (route.access, route.class)
     });
     let Some(&worst) = worst else { return Ok(()) };
     let figures = builder.figures(&plan.routes[worst as usize]);
-    let cost = builder.step(figures, protocol, step_bytes, bytes, channels);
+    let cost = builder.step(figures, protocol, pieces.step_bytes, bytes, channels);
     // The local end of a ring takes a share of what a step's transfer takes when all ranks send.
     let pattern: Vec<_> = routes.iter().map(|&route| (&plan.routes[route as usize], cost.flow.cap)).collect();
     let finish: Vec<Duration> = builder
@@ -201,10 +196,58 @@ fn one_ring(
         .into_iter()
         .map(|rate| Duration::of_bytes(cost.flow.wire_bytes, rate).scaled(cost.finish_permille, 1000))
         .collect();
-    let mut ring = Ring { order, routes: &routes, finish: &finish, overhead: cost.overhead, loops, steps, slices: cost.slices, broadcast };
-    let piece = Flow { wire_bytes: cost.flow.wire_bytes.div_ceil(u64::from(cost.slices)), cap: cost.flow.cap };
-    ring.push_all(builder, piece, step_bytes, plan);
+    let mut ring = Ring {
+        order,
+        routes: &routes,
+        finish: &finish,
+        overhead: cost.overhead.scaled(pieces.overhead.0, pieces.overhead.1),
+        steps,
+        slices: cost.slices,
+        by_line: cost.by_line,
+        broadcast,
+        last_sent: vec![None; n],
+        last_received: vec![None; n],
+    };
+    for piece in 0..pieces.loops {
+        let step_bytes = if piece + 1 == pieces.loops { pieces.last_bytes } else { pieces.step_bytes };
+        let cost = builder.step(figures, protocol, step_bytes, bytes, channels);
+        let flow = Flow { wire_bytes: cost.flow.wire_bytes.div_ceil(u64::from(cost.slices)), cap: cost.flow.cap };
+        ring.push_loop(builder, flow, step_bytes, plan);
+    }
+    ring.push_ends(plan);
     Ok(())
+}
+
+/// How an op's bytes are cut into loops over the ring.
+struct Pieces {
+    loops: u64,
+    /// Bytes of a step of every loop but the last.
+    step_bytes: u64,
+    /// Bytes of a step of the last loop.
+    last_bytes: u64,
+    /// What a step's overhead is multiplied by, as a fraction: a loop that stands for several has the overhead of all of them, one that
+    /// is a part of a full one a part.
+    overhead: (u64, u64),
+}
+
+/// A loop moves one chunk a rank and channel. Loops of a reduction are equal, so that times are continuous in size; a broadcast passes
+/// full chunks on and what is left last.
+fn pieces(protocol: Protocol, broadcast: bool, bytes: u64, ranks: u64, channels: u64) -> Pieces {
+    if protocol != Protocol::Simple {
+        // Passed on by line: one loop.
+        let step_bytes = if broadcast { bytes } else { bytes.div_ceil(ranks) };
+        return Pieces { loops: 1, step_bytes, last_bytes: step_bytes, overhead: (1, 1) };
+    }
+    if broadcast {
+        let most = SIMPLE_CHUNK_BYTES / 4 * channels;
+        let step_bytes = bytes.div_ceil(4).min(most).max(bytes.div_ceil(MOST_LOOPS)).max(1);
+        let loops = bytes.div_ceil(step_bytes).max(1);
+        return Pieces { loops, step_bytes, last_bytes: bytes - step_bytes * (loops - 1), overhead: (1, 1) };
+    }
+    let full = ranks * channels * SIMPLE_CHUNK_BYTES;
+    let loops = bytes.div_ceil(full).clamp(1, MOST_LOOPS);
+    let step_bytes = bytes.div_ceil(ranks * loops);
+    Pieces { loops, step_bytes, last_bytes: step_bytes, overhead: (bytes.max(full), full * loops) }
 }
 
 struct Ring<'a> {
@@ -212,69 +255,89 @@ struct Ring<'a> {
     routes: &'a [u32],
     finish: &'a [Duration],
     overhead: Duration,
-    loops: u64,
     steps: usize,
     slices: u32,
+    by_line: bool,
     broadcast: bool,
+    /// By place in the ring.
+    last_sent: Vec<Option<TransferId>>,
+    last_received: Vec<Option<TransferId>>,
 }
 
+/// Transfers of a step by sender, one a slice.
+type Step = Vec<Vec<TransferId>>;
+
 impl Ring<'_> {
-    /// Pushes every loop, step and slice. A rank sends a slice once it has sent its previous one and received the same slice of the
-    /// previous step; the first step of a loop needs the local end of the loop before.
-    fn push_all(&mut self, builder: &Builder<'_>, piece: Flow, step_bytes: u64, plan: &mut Plan) {
+    /// Pushes the steps and slices of one loop.
+    fn push_loop(&mut self, builder: &Builder<'_>, flow: Flow, step_bytes: u64, plan: &mut Plan) {
         let n = self.order.len();
-        let mut last_sent: Vec<Option<TransferId>> = vec![None; n];
-        let mut last_received: Vec<Option<TransferId>> = vec![None; n];
-        for _ in 0..self.loops {
-            let mut previous: Vec<Vec<TransferId>> = vec![Vec::new(); n];
-            for step in 0..self.steps {
-                let mut current: Vec<Vec<TransferId>> = vec![Vec::new(); n];
-                for at in 0..n {
-                    // In a broadcast only the rank that holds the data sends.
-                    if self.broadcast && at != step {
-                        continue;
-                    }
-                    let before = (at + n - 1) % n;
-                    for slice in 0..self.slices as usize {
-                        let mut after: Vec<(TransferId, Duration)> = Vec::new();
-                        if let Some(sent) = last_sent[at] {
-                            after.push((sent, Duration::ZERO));
-                        }
-                        if let Some(&received) = previous[before].get(slice) {
-                            after.push((received, self.overhead + plan.latency(self.routes[before])));
-                        } else if let Some(received) = last_received[at].filter(|_| !self.broadcast) {
-                            after.push((received, self.overhead + plan.latency(self.routes[before]) + self.finish[at]));
-                        }
-                        let label = Label {
-                            from: self.order[at],
-                            to: self.order[(at + 1) % n],
-                            payload_bytes: step_bytes.div_ceil(u64::from(self.slices)),
-                            step: step as u32,
-                        };
-                        let earliest = if last_sent[at].is_none() { builder.begin[self.order[at]] } else { Time::ZERO };
-                        let id = plan.push(self.routes[at], label, piece, earliest, after);
-                        last_sent[at] = Some(id);
-                        current[at].push(id);
-                    }
+        let (mut older, mut previous): (Step, Step) = (vec![Vec::new(); n], vec![Vec::new(); n]);
+        for step in 0..self.steps {
+            let mut current: Step = vec![Vec::new(); n];
+            // In a broadcast only the rank that holds the data sends.
+            for at in (0..n).filter(|&at| !self.broadcast || at == step) {
+                for slice in 0..self.slices as usize {
+                    let (after, after_start) = self.waits(at, slice, &older, &previous, plan);
+                    let label = Label {
+                        from: self.order[at],
+                        to: self.order[(at + 1) % n],
+                        payload_bytes: step_bytes.div_ceil(u64::from(self.slices)),
+                        step: step as u32,
+                    };
+                    let earliest = if self.last_sent[at].is_none() { builder.begin[self.order[at]] } else { Time::ZERO };
+                    let id = plan.push(self.routes[at], label, flow, earliest, after);
+                    plan.transfers[id as usize].after_start = after_start;
+                    self.last_sent[at] = Some(id);
+                    current[at].push(id);
                 }
-                for at in 0..n {
-                    if let Some(&id) = current[(at + n - 1) % n].last() {
-                        last_received[at] = Some(id);
-                    }
-                }
-                previous = current;
             }
+            for at in 0..n {
+                if let Some(&id) = current[(at + n - 1) % n].last() {
+                    self.last_received[at] = Some(id);
+                }
+            }
+            older = std::mem::replace(&mut previous, current);
         }
-        for at in 0..n {
-            let before = (at + n - 1) % n;
-            let ends = &mut plan.ends[self.order[at]];
-            if let Some(received) = last_received[at] {
-                let delay = self.overhead + plan.routes[self.routes[before] as usize].latency + self.finish[at];
-                ends.push((received, delay));
+    }
+
+    /// What a slice waits for: that the rank has sent its previous one and received the same slice of the previous step. Passed on by
+    /// line, the first line is enough, and a step later all of them must have come. The first step of a loop needs the local end of the
+    /// loop before.
+    fn waits(&self, at: usize, slice: usize, older: &Step, previous: &Step, plan: &Plan) -> (Waits, Waits) {
+        let before = (at + self.order.len() - 1) % self.order.len();
+        let delay = self.overhead + plan.latency(self.routes[before]);
+        let mut after: Waits = self.last_sent[at].iter().map(|&sent| (sent, Duration::ZERO)).collect();
+        let mut after_start = Waits::new();
+        match previous[before].get(slice) {
+            Some(&received) if self.by_line => {
+                after_start.push((received, delay));
+                after.extend(older[before].get(slice).map(|&id| (id, delay)));
             }
-            if let Some(sent) = last_sent[at] {
-                ends.push((sent, Duration::ZERO));
+            Some(&received) => after.push((received, delay)),
+            None if self.broadcast => {}
+            None => after.extend(self.last_received[at].map(|received| (received, delay + self.finish[at]))),
+        }
+        (after, after_start)
+    }
+
+    fn push_ends(&self, plan: &mut Plan) {
+        let n = self.order.len();
+        for at in 0..n {
+            let mut delay = self.finish[at];
+            // What was passed on by line is whole no sooner than at those it came through.
+            let hops = if self.by_line && self.broadcast { at } else { 1 };
+            for hop in 0..hops {
+                let to = (at + n - hop) % n;
+                delay += self.overhead + plan.latency(self.routes[(to + n - 1) % n]);
+                if let Some(received) = self.last_received[to] {
+                    plan.ends[self.order[at]].push((received, delay));
+                }
+            }
+            if let Some(sent) = self.last_sent[at] {
+                plan.ends[self.order[at]].push((sent, Duration::ZERO));
             }
         }
     }
 }
+
+type Waits = Vec<(TransferId, Duration)>;

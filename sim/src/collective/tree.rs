@@ -20,8 +20,9 @@ pub(super) fn expand(builder: &Builder<'_>, protocol: Protocol) -> Result<Plan, 
     let mut plan = Plan::new(n);
     let Some(order) = builder.graph.rings.first() else { return Ok(plan) };
     let channels = builder.graph.communicator_channels();
-    let chunks = builder.request.bytes.div_ceil(LEAST_CHUNK_BYTES * u64::from(channels)).clamp(1, CHUNKS);
-    let chunk_bytes = builder.request.bytes.div_ceil(chunks);
+    let bytes = builder.request.bytes;
+    let chunk_bytes = (LEAST_CHUNK_BYTES * u64::from(channels)).max(bytes.div_ceil(CHUNKS)).min(bytes.max(1));
+    let chunks = bytes.div_ceil(chunk_bytes).max(1);
     let mut up = Vec::new();
     let mut down = Vec::new();
     for i in 1..n {
@@ -34,7 +35,8 @@ pub(super) fn expand(builder: &Builder<'_>, protocol: Protocol) -> Result<Plan, 
     }) else {
         return Ok(plan);
     };
-    let cost = builder.step(builder.figures(&plan.routes[worst as usize]), protocol, chunk_bytes, builder.request.bytes, channels);
+    let figures = builder.figures(&plan.routes[worst as usize]);
+    let cost = builder.step(figures, protocol, chunk_bytes, bytes, channels);
     let mut chain = Chain {
         builder,
         order,
@@ -44,7 +46,12 @@ pub(super) fn expand(builder: &Builder<'_>, protocol: Protocol) -> Result<Plan, 
         last: vec![[None; 2]; n],
         plan: &mut plan,
     };
-    for _ in 0..chunks {
+    for chunk in 0..chunks {
+        if chunk + 1 == chunks {
+            // What is left comes last.
+            chain.payload_bytes = bytes - chunk_bytes * (chunks - 1);
+            chain.flow = builder.step(figures, protocol, chain.payload_bytes, bytes, channels).flow;
+        }
         let mut received: Option<(TransferId, Duration)> = None;
         for (i, &route) in up.iter().enumerate() {
             received = Some(chain.hop(route, i, i + 1, 0, received));

@@ -1,6 +1,7 @@
 //! Attention cores: MLA decode and prefill, GQA decode. Curves over the context (or prompt), on a grid of heads and batch.
 
 use super::interpolate::{Fit, RatioCurve, bracket, log_distance};
+use super::query::CacheType;
 use super::rates::{Element, GpuRates, family_floor_us};
 use super::table::{Family, Table};
 use super::{AttentionShape, Estimate};
@@ -35,12 +36,17 @@ impl Geometry {
     }
 }
 
+/// Query heads that decode kernels for MLA multiply at once: the rows of a tensor-core product.
+const HEAD_TILE: f64 = 16.0;
+
 /// Times of one geometry and cache type.
 #[derive(Clone, Debug)]
 pub(super) struct AttentionTimes {
     family: Family,
     geometry: Geometry,
-    cache_bytes: f64,
+    /// The cache asked about, and the one that was measured.
+    cache: CacheType,
+    measured: CacheType,
     heads: Vec<u64>,
     grid: Vec<Line>,
     gpu: GpuRates,
@@ -69,23 +75,34 @@ fn physical_us(gpu: &GpuRates, family: Family, (bytes, flops): (f64, f64)) -> f6
 }
 
 impl AttentionTimes {
-    /// The times of a geometry in a table, `None` where it has none. `cache` is the table's word for the cache's element type.
-    pub(super) fn new(table: &Table, geometry: Geometry, cache: &str, cache_bytes: f64, gpu: &GpuRates) -> Option<Self> {
+    /// The times of a geometry in a table, `None` where it has none. Where the cache's element type was not measured, bf16 rows answer.
+    pub(super) fn new(table: &Table, geometry: Geometry, cache: CacheType, gpu: &GpuRates) -> Option<Self> {
+        let of = |measured| Self::with_rows(table, geometry, cache, measured, gpu);
+        of(cache).or_else(|| if cache == CacheType::Bf16 { None } else { of(CacheType::Bf16) })
+    }
+    fn with_rows(table: &Table, geometry: Geometry, cache: CacheType, measured: CacheType, gpu: &GpuRates) -> Option<Self> {
         let family = table.family;
         let mut grid: Vec<Line> = Vec::new();
-        for curve in table.curves.iter().filter(|c| c.words[2] == cache) {
-            let (heads, batch, measured) = match (family, &curve.numbers[..]) {
-                (Family::MlaDecode | Family::MlaPrefill, &[heads, batch]) => (heads, batch, geometry),
+        for curve in table.curves.iter().filter(|c| c.words[2] == measured.table_word()) {
+            // Of whole modules, those whose projections are bf16: only what the context adds is used.
+            if family == Family::MlaDecodeModule && curve.words[3] != "bfloat16" {
+                continue;
+            }
+            let (heads, batch, of) = match (family, &curve.numbers[..]) {
+                (Family::MlaDecode | Family::MlaDecodeModule | Family::MlaPrefill, &[heads, batch]) => (heads, batch, geometry),
                 (Family::GqaDecode, &[heads, kv_heads, dim, window, batch]) => (heads, batch, Geometry::gqa(kv_heads, dim, window)),
                 _ => continue,
             };
-            if measured != geometry || heads == 0 || batch == 0 || grid.iter().any(|l| (l.heads, l.batch) == (heads, batch)) {
+            if of != geometry || heads == 0 || batch == 0 || grid.iter().any(|l| (l.heads, l.batch) == (heads, batch)) {
                 continue;
             }
+            // What a module takes beside its core does not depend on the context: the shortest one has hardly any core.
+            let beside = if family == Family::MlaDecodeModule { curve.points[0].1 - family_floor_us(family) } else { 0.0 };
             let points = curve.points.iter().map(|&(x, us)| {
-                let work = work(family, geometry, cache_bytes, heads as f64, batch as f64, x as f64);
+                let work = work(family, geometry, measured.bytes(), heads as f64, batch as f64, x as f64);
                 // The benchmark repeats one cache, which may stay in L2: no row beats what memory allows.
-                (x as f64, libm::log(us.max(gpu.memory_us(work.0)) / physical_us(gpu, family, work)))
+                let us = (us - beside).max(family_floor_us(family) / 2.0).max(gpu.memory_us(work.0));
+                (x as f64, libm::log(us / physical_us(gpu, family, work)))
             });
             grid.push(Line { heads, batch, curve: RatioCurve::new(points.collect()) });
         }
@@ -93,7 +110,11 @@ impl AttentionTimes {
         heads.sort_unstable();
         heads.dedup();
         grid.sort_by_key(|l| (l.heads, l.batch));
-        (!grid.is_empty()).then(|| Self { family, geometry, cache_bytes, heads, grid, gpu: gpu.clone() })
+        (!grid.is_empty()).then(|| Self { family, geometry, cache, measured, heads, grid, gpu: gpu.clone() })
+    }
+    /// Whether rows with this cache were measured.
+    pub(super) fn measured(&self, cache: CacheType) -> bool {
+        self.measured == cache
     }
     /// Time of a core of the measured geometry. Several new tokens a sequence count as that many times the heads, as absorbed kernels
     /// lay them out.
@@ -108,12 +129,30 @@ impl AttentionTimes {
         let heads = if prefill { shape.heads as f64 } else { shape.heads as f64 * new.max(1.0) };
         let x = if prefill { new } else { shape.kv_rows as f64 / batch }.max(1.0);
         let (ratio, fit) = self.ratio(heads, batch, x)?;
-        let work = work(self.family, geometry, self.cache_bytes, heads, batch, x);
-        let us = physical_us(&self.gpu, self.family, work) * libm::exp(ratio);
+        let work = |cache: CacheType| work(self.family, geometry, cache.bytes(), heads, batch, x);
+        let us = physical_us(&self.gpu, self.family, work(self.measured)) * libm::exp(ratio);
         let fit = if geometry == self.geometry { fit } else { Fit::Outside };
-        // Held to what memory allows: no longer the measurement.
-        let held = us <= self.gpu.memory_us(work.0) * 1.000_001;
-        Some(Estimate { us, fit: if held { fit.max(Fit::Inside) } else { fit } })
+        // Held to what memory allows, or moved to another cache: no longer the measurement.
+        let held = us <= self.gpu.memory_us(work(self.measured).0) * 1.000_001;
+        let moved = self.measured != self.cache;
+        let us = if moved { self.smaller_cache_us(us, work(self.measured).0, work(self.cache).0, (heads, batch, x)) } else { us };
+        Some(Estimate::new(us, if held || moved { fit.max(Fit::Inside) } else { fit }))
+    }
+    /// Time over a cache of fewer bytes, from the time over the measured one: what memory takes shrinks as far as memory was what took the
+    /// time, down to what the multiplications take. Those follow from the most heads measured, which no cache element type helps: kernels
+    /// work on [`HEAD_TILE`] heads at once.
+    fn smaller_cache_us(&self, us: f64, measured_bytes: f64, bytes: f64, (heads, batch, x): (f64, f64, f64)) -> f64 {
+        let (before, after) = (self.gpu.memory_us(measured_bytes), self.gpu.memory_us(bytes));
+        // Below half of the time, memory waits for something else; above nine tenths it is all that counts.
+        let bound_by_memory = ((before / us - 0.5) / 0.4).clamp(0.0, 1.0);
+        let most = self.heads.last().map_or(heads, |h| *h as f64);
+        let floor = family_floor_us(self.family);
+        let multiplying = self.ratio(most, batch, x).map_or(0.0, |(ratio, _)| {
+            let work = work(self.family, self.geometry, self.measured.bytes(), most, batch, x);
+            let whole = physical_us(&self.gpu, self.family, work) * libm::exp(ratio);
+            floor + (whole - floor) * (heads.max(HEAD_TILE) / most.max(HEAD_TILE)).min(1.0)
+        });
+        (us - bound_by_memory * (before - after)).max(multiplying.min(us))
     }
     fn ratio(&self, heads: f64, batch: f64, x: f64) -> Option<(f64, Fit)> {
         self.ratio_without(None, heads, batch, x)
@@ -137,13 +176,32 @@ impl AttentionTimes {
         }
         (weights > 0.0).then(|| (sum / weights, fit))
     }
-    /// Relative error of each point when its whole line is left out and lies between others.
+    /// What the lines around say of a line at `x`: the mean of those of other batches and those of other heads, where both lie around it.
+    fn said_by_others(&self, line: &Line, x: f64) -> Option<(f64, Fit)> {
+        let (batches, fit) = self.ratio_without(Some((line.heads, line.batch)), line.heads as f64, line.batch as f64, x)?;
+        let column: Vec<&Line> = self.grid.iter().filter(|l| l.batch == line.batch && l.heads != line.heads).collect();
+        let heads: Vec<u64> = column.iter().map(|l| l.heads).collect();
+        let (corners, head_fit) = bracket(&heads, line.heads as f64);
+        let readings: Vec<_> =
+            corners.iter().filter_map(|(h, w)| column.iter().find(|l| l.heads == *h)?.curve.at(x).map(|r| (r, *w))).collect();
+        let inside = head_fit != Fit::Outside && readings.len() == corners.len() && readings.iter().all(|(r, _)| r.fit != Fit::Outside);
+        let across: f64 = readings.iter().map(|(r, w)| w * r.ln_ratio).sum();
+        Some((if inside { (batches + across) / 2.0 } else { batches }, fit))
+    }
+    /// Relative error of each point that lies between others when it is left out. Decode kernels change their split of the context along a
+    /// line, and what the lines around say of a point is closer than what its own says; prompts are the other way round.
     pub(super) fn leave_one_out(&self) -> Vec<f64> {
         let mut errors = Vec::new();
         for line in &self.grid {
-            for &(x, ln_ratio) in line.curve.points() {
-                let others = self.ratio_without(Some((line.heads, line.batch)), line.heads as f64, line.batch as f64, x);
-                if let Some((ratio, Fit::Exact | Fit::Inside)) = others {
+            let points = line.curve.points();
+            for (i, &(x, ln_ratio)) in points.iter().enumerate() {
+                let said = if self.family == Family::MlaPrefill {
+                    let others = points.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, p)| *p).collect();
+                    RatioCurve::new(others).at(x).map(|r| (r.ln_ratio, r.fit))
+                } else {
+                    self.said_by_others(line, x)
+                };
+                if let Some((ratio, Fit::Exact | Fit::Inside)) = said {
                     errors.push((libm::exp(ratio - ln_ratio) - 1.0).abs());
                 }
             }

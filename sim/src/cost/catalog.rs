@@ -2,113 +2,249 @@
 
 use super::rates::GpuRates;
 use super::table::{Family, Table};
+use crate::machine::gpu_named;
 
 /// A GPU that has tables.
 struct MeasuredGpu {
     /// Its name in table files.
     slug: &'static str,
-    /// Names under which machines list it.
-    names: &'static [&'static str],
-    /// GPUs of the same chip whose times follow from its own by rate.
-    siblings: &'static [&'static str],
-    rates: GpuRates,
-    tables: &'static [Embedded],
+    /// Its name in machines.
+    name: &'static str,
+    /// Rates that the large rows of its tables reach, bytes and operations a second.
+    memory: f64,
+    /// Rate of the L2.
+    l2: f64,
+    bf16: f64,
+    fp8: f64,
+    fp4: f64,
+    sets: &'static [Set],
 }
 
-/// A table of a GPU: engine, family, text.
-type Embedded = (&'static str, Family, &'static str);
+/// Tables of one engine and version: family and text.
+struct Set {
+    engine: &'static str,
+    implementation: &'static str,
+    tables: &'static [(Family, &'static str)],
+}
 
-macro_rules! tables {
-    ($gpu:literal, $implementation:literal) => {
-        &[
-            ($implementation, Family::Gemm, include_str!(concat!("../../data/kernels/", $gpu, "__", $implementation, "__gemm.txt"))),
-            ($implementation, Family::Moe, include_str!(concat!("../../data/kernels/", $gpu, "__", $implementation, "__moe.txt"))),
-            (
-                $implementation,
-                Family::MlaDecode,
-                include_str!(concat!("../../data/kernels/", $gpu, "__", $implementation, "__mla-decode.txt")),
-            ),
-            (
-                $implementation,
-                Family::MlaPrefill,
-                include_str!(concat!("../../data/kernels/", $gpu, "__", $implementation, "__mla-prefill.txt")),
-            ),
-            (
-                $implementation,
-                Family::GqaDecode,
-                include_str!(concat!("../../data/kernels/", $gpu, "__", $implementation, "__gqa-decode.txt")),
-            ),
-        ]
+macro_rules! set {
+    ($gpu:literal, $engine:literal, $version:literal, $($family:ident $file:literal),+) => {
+        Set {
+            engine: $engine,
+            implementation: concat!($engine, "-", $version),
+            tables: &[$((
+                Family::$family,
+                include_str!(concat!("../../data/kernels/", $gpu, "__", $engine, "-", $version, "__", $file, ".txt")),
+            )),+],
+        }
+    };
+    // SGLang, and vLLM before 0.24, were measured kernel by kernel.
+    ($gpu:literal, $engine:literal, $version:literal, kernels) => {
+        set!($gpu, $engine, $version, Gemm "gemm", Moe "moe", MlaDecode "mla-decode", MlaPrefill "mla-prefill", GqaDecode "gqa-decode")
+    };
+    // MLA as one module.
+    ($gpu:literal, $engine:literal, $version:literal, module) => {
+        set!($gpu, $engine, $version, Gemm "gemm", Moe "moe", MlaDecodeModule "mla-decode-module", GqaDecode "gqa-decode")
     };
 }
 
-/// Rates: published peaks and, for sustained ones, the large rows of the same tables (aiconfigurator-core 0.12.0).
+/// Rates: published peaks (sizes) and, for sustained ones, the large rows of the same tables (aiconfigurator-core 0.12.0).
 static GPUS: &[MeasuredGpu] = &[
     MeasuredGpu {
         slug: "rtx_pro_6000_server",
-        names: &["RTX PRO 6000 Blackwell Server Edition"],
-        siblings: &["RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell Max-Q"],
-        rates: GpuRates {
-            // Large MoE rows; the vendor states 1597 GB/s for the Server Edition.
-            memory_bytes_per_s: 1505e9,
-            l2_bytes: 128.0 * 1024.0 * 1024.0,
-            // int4 rows of two and four tokens, which stay in L2, differ by 49.5 MB and 8.6 us.
-            l2_bytes_per_s: 5700e9,
-            bf16_flops_per_s: 425e12,
-            fp8_flops_per_s: 768e12,
-            fp4_flops_per_s: 1279e12,
-        },
-        tables: tables!("rtx_pro_6000_server", "sglang-0.5.14"),
+        name: "RTX PRO 6000 Blackwell Server Edition",
+        // Large MoE rows; the vendor states 1597 GB/s for the Server Edition.
+        memory: 1505e9,
+        // int4 rows of two and four tokens, which stay in L2, differ by 49.5 MB and 8.6 us.
+        l2: 5700e9,
+        bf16: 425e12,
+        fp8: 768e12,
+        fp4: 1279e12,
+        sets: &[set!("rtx_pro_6000_server", "sglang", "0.5.14", kernels), set!("rtx_pro_6000_server", "vllm", "0.24.0", module)],
     },
     MeasuredGpu {
         slug: "h200_sxm",
-        names: &["H200 SXM"],
-        siblings: &[],
-        rates: GpuRates {
-            // Large MoE rows; the vendor states 4.8 TB/s.
-            memory_bytes_per_s: 4400e9,
-            l2_bytes: 50.0 * 1024.0 * 1024.0,
-            // No row of this GPU separates L2 from memory; 5.5 TB/s is what microbenchmarks of Hopper report.
-            l2_bytes_per_s: 5500e9,
-            bf16_flops_per_s: 841e12,
-            fp8_flops_per_s: 1410e12,
-            fp4_flops_per_s: 1410e12,
-        },
-        tables: tables!("h200_sxm", "sglang-0.5.14"),
+        name: "H200 SXM",
+        // Large MoE rows; the vendor states 4.8 TB/s.
+        memory: 4400e9,
+        // No row of this GPU separates L2 from memory; 5.5 TB/s is what microbenchmarks of Hopper report.
+        l2: 5500e9,
+        bf16: 841e12,
+        fp8: 1410e12,
+        fp4: 1410e12,
+        sets: &[set!("h200_sxm", "sglang", "0.5.14", kernels), set!("h200_sxm", "vllm", "0.24.0", module)],
+    },
+    MeasuredGpu {
+        slug: "h100_sxm",
+        name: "H100 SXM 80GB",
+        // Large bf16 rows, MoE and GEMM alike; the vendor states 3.35 TB/s.
+        memory: 3080e9,
+        l2: 5500e9,
+        bf16: 846e12,
+        fp8: 1301e12,
+        fp4: 1301e12,
+        sets: &[set!("h100_sxm", "vllm", "0.24.0", module)],
+    },
+    MeasuredGpu {
+        slug: "b200_sxm",
+        name: "B200 SXM",
+        // Large MoE rows; the vendor states 7.7 TB/s.
+        memory: 7300e9,
+        // No row separates L2 from memory here: twice its rate is a guess between Hopper's 1.25 and GB202's 3.8.
+        l2: 14_600e9,
+        bf16: 1704e12,
+        fp8: 2959e12,
+        fp4: 4298e12,
+        sets: &[set!("b200_sxm", "sglang", "0.5.14", kernels), set!("b200_sxm", "vllm", "0.24.0", module)],
+    },
+    MeasuredGpu {
+        slug: "b300_sxm",
+        name: "B300 SXM",
+        memory: 7250e9,
+        l2: 14_600e9,
+        bf16: 1853e12,
+        fp8: 2793e12,
+        fp4: 4447e12,
+        sets: &[set!("b300_sxm", "vllm", "0.24.0", module)],
+    },
+    MeasuredGpu {
+        slug: "l40s",
+        name: "L40S",
+        // Large GEMM and MoE rows; the vendor states 864 GB/s.
+        memory: 740e9,
+        // Twice what the fastest small rows reach with their start-up: 3.6 times memory, as GB202 with its like L2.
+        l2: 2700e9,
+        bf16: 260e12,
+        fp8: 398e12,
+        fp4: 398e12,
+        sets: &[set!("l40s", "vllm", "0.24.0", module)],
+    },
+    MeasuredGpu {
+        slug: "a100_sxm",
+        name: "A100 SXM 80GB",
+        // Large GEMM rows; the vendor states 2.04 TB/s.
+        memory: 1660e9,
+        l2: 4000e9,
+        bf16: 284e12,
+        fp8: 284e12,
+        fp4: 284e12,
+        sets: &[set!("a100_sxm", "vllm", "0.14.0", kernels)],
     },
 ];
 
-/// Tables that apply to a GPU.
-#[derive(Clone, Debug)]
-pub struct Applicable {
-    /// Their GPU's name in table files.
-    pub slug: &'static str,
-    /// Rates of the GPU they were taken on.
-    pub rates: GpuRates,
-    /// Whether that is the same product, not another one of the same chip.
-    pub same_product: bool,
-    tables: &'static [Embedded],
+/// GPUs whose tables answer for another one, nearest first: the same chip, or one with the same multiprocessors.
+const STAND_INS: &[(&[&str], &[&str])] = &[
+    (
+        &[
+            "RTX PRO 6000 Blackwell Server Edition",
+            "RTX PRO 6000 Blackwell Workstation Edition",
+            "RTX PRO 6000 Blackwell Max-Q",
+            "GeForce RTX 5090",
+        ],
+        &["rtx_pro_6000_server"],
+    ),
+    (&["H200 SXM"], &["h200_sxm", "h100_sxm"]),
+    (&["H100 SXM 80GB", "H100 PCIe 80GB", "H100 NVL 94GB", "H800 SXM"], &["h100_sxm", "h200_sxm"]),
+    (&["B200 SXM", "GB200 (per GPU)"], &["b200_sxm", "b300_sxm"]),
+    (&["B300 SXM"], &["b300_sxm", "b200_sxm"]),
+    (&["L40S", "L20", "RTX 6000 Ada", "GeForce RTX 4090"], &["l40s"]),
+    (&["A100 SXM 80GB", "A100 PCIe 80GB", "A100 PCIe 40GB"], &["a100_sxm"]),
+];
+
+/// Whose kernels run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kernels {
+    /// Nobody's in particular: vLLM's, which were measured on every GPU that has tables, then SGLang's; of MLA, a core measured by itself
+    /// before one derived from a module.
+    #[default]
+    Any,
+    /// SGLang's.
+    Sglang,
+    /// vLLM's.
+    Vllm,
 }
 
-impl Applicable {
+impl Kernels {
+    /// The engine's name in table files.
+    fn engine(self) -> &'static str {
+        match self {
+            Kernels::Sglang => "sglang",
+            Kernels::Any | Kernels::Vllm => "vllm",
+        }
+    }
+}
+
+/// One engine's tables of one GPU, as they apply to a GPU.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// The GPU of the tables, as table files name it.
+    pub slug: &'static str,
+    /// Engine and version.
+    pub implementation: &'static str,
+    /// Rates of the GPU of the tables.
+    pub rates: GpuRates,
+    /// Whether that is the GPU asked about.
+    pub same_product: bool,
+    /// Sources of equal standing share a number; lower ones are asked first.
+    pub standing: u8,
+    tables: &'static [(Family, &'static str)],
+}
+
+impl Source {
     /// The table of a family, parsed now. `None` where none ships.
     pub fn load(&self, family: Family) -> Option<Table> {
-        let (_, _, text) = self.tables.iter().find(|(_, f, _)| *f == family)?;
+        let (_, text) = self.tables.iter().find(|(f, _)| *f == family)?;
         // A test reads every embedded table, so this never hides a damaged one.
         Table::parse(text).ok()
     }
 }
 
-/// The tables for the GPU that a machine calls `name`.
-pub fn applicable(name: &str) -> Option<Applicable> {
-    let found = GPUS.iter().find(|g| g.names.contains(&name)).or_else(|| GPUS.iter().find(|g| g.siblings.contains(&name)))?;
-    Some(Applicable { slug: found.slug, rates: found.rates.clone(), same_product: found.names.contains(&name), tables: found.tables })
+/// The tables for the GPU that a machine calls `name`, those to ask first in front: the engine's own before another's, and then those of
+/// the GPU itself before those of its stand-ins. Empty where none apply.
+pub fn sources(name: &str, kernels: Kernels) -> Vec<Source> {
+    let slugs = STAND_INS.iter().find(|(names, _)| names.contains(&name)).map_or(&[][..], |(_, slugs)| slugs);
+    let mut out = Vec::new();
+    for (distance, slug) in slugs.iter().enumerate() {
+        let Some(gpu) = GPUS.iter().find(|g| g.slug == *slug) else { continue };
+        for set in gpu.sets {
+            let foreign = kernels.engine() != set.engine;
+            out.push(Source {
+                slug: gpu.slug,
+                implementation: set.implementation,
+                rates: gpu.rates(),
+                same_product: gpu.name == name,
+                standing: u8::from(foreign) * 2 + u8::from(distance > 0),
+                tables: set.tables,
+            });
+        }
+    }
+    out.sort_by_key(|s| s.standing);
+    out
+}
+
+/// Every shipped set of tables with the name of its GPU, for reports.
+pub fn every_source() -> Vec<(&'static str, Source)> {
+    let of = |g: &'static MeasuredGpu| sources(g.name, Kernels::Any).into_iter().filter(|s| s.same_product).map(|s| (g.name, s));
+    GPUS.iter().flat_map(of).collect()
+}
+
+impl MeasuredGpu {
+    fn rates(&self) -> GpuRates {
+        GpuRates {
+            memory_bytes_per_s: self.memory,
+            l2_bytes: gpu_named(self.name).map_or(0.0, |g| g.l2_bytes as f64),
+            l2_bytes_per_s: self.l2,
+            bf16_flops_per_s: self.bf16,
+            fp8_flops_per_s: self.fp8,
+            fp4_flops_per_s: self.fp4,
+        }
+    }
 }
 
 /// Rates of a GPU that has tables, by its name in table files.
 #[cfg(test)]
 pub(super) fn reference_rates(slug: &str) -> Option<GpuRates> {
-    GPUS.iter().find(|g| g.slug == slug).map(|g| g.rates.clone())
+    GPUS.iter().find(|g| g.slug == slug).map(MeasuredGpu::rates)
 }
 
 #[cfg(test)]
@@ -118,19 +254,30 @@ mod tests {
     #[test]
     fn every_embedded_table_reads_and_says_what_it_is() {
         for gpu in GPUS {
-            for (implementation, family, text) in gpu.tables {
-                let table = Table::parse(text).unwrap();
-                assert_eq!((table.gpu.as_str(), table.implementation.as_str(), table.family), (gpu.slug, *implementation, *family));
-                assert!(table.curves.len() > 10);
+            assert!(gpu_named(gpu.name).is_some_and(|g| g.l2_bytes > 0), "{}", gpu.name);
+            for set in gpu.sets {
+                for (family, text) in set.tables {
+                    let table = Table::parse(text).unwrap();
+                    assert_eq!((table.gpu.as_str(), table.implementation.as_str(), table.family), (gpu.slug, set.implementation, *family));
+                    assert!(table.curves.len() > 10);
+                }
             }
         }
     }
 
     #[test]
-    fn siblings_borrow_and_strangers_get_nothing() {
-        assert!(applicable("H200 SXM").unwrap().same_product);
-        let max_q = applicable("RTX PRO 6000 Blackwell Max-Q").unwrap();
+    fn stand_ins_answer_and_strangers_get_nothing() {
+        let names = |gpu, kernels| {
+            sources(gpu, kernels).iter().map(|s| format!("{} {}{}", s.slug, s.implementation, s.standing)).collect::<Vec<_>>()
+        };
+        assert!(sources("H200 SXM", Kernels::Any)[0].same_product);
+        let max_q = &sources("RTX PRO 6000 Blackwell Max-Q", Kernels::Any)[0];
         assert!(!max_q.same_product && max_q.slug == "rtx_pro_6000_server");
-        assert!(applicable("GeForce RTX 3090").is_none());
+        assert_eq!(names("B200 SXM", Kernels::Vllm), ["b200_sxm vllm-0.24.00", "b300_sxm vllm-0.24.01", "b200_sxm sglang-0.5.142"]);
+        assert!(sources("GeForce RTX 3090", Kernels::Any).is_empty());
+        for (names, slugs) in STAND_INS {
+            assert!(names.iter().all(|n| gpu_named(n).is_some()), "{names:?}");
+            assert!(slugs.iter().all(|slug| GPUS.iter().any(|g| g.slug == *slug)), "{slugs:?}");
+        }
     }
 }

@@ -111,7 +111,7 @@ impl ExpertTimes {
         let bytes = load.distinct * expert_bytes(self.element, query.hidden, query.intermediate);
         // Rows that the L2 served were corrected.
         let corrected = self.gpu.warm_excess_us(bytes, bytes) > 0.0;
-        Some(Estimate { us: physical * libm::exp(ratio), fit: if corrected { fit.max(Fit::Inside) } else { fit } })
+        Some(Estimate::new(physical * libm::exp(ratio), if corrected { fit.max(Fit::Inside) } else { fit }))
     }
     fn ratio(&self, query: &ExpertsShape, load: Load) -> Option<(f64, Fit)> {
         let mut fit = Fit::Exact;
@@ -127,7 +127,22 @@ impl ExpertTimes {
             }
             items.push((distance, ratio));
         }
-        nearest_mean(items, NEIGHBOURS).map(|ratio| (ratio, if exact { fit } else { Fit::Outside }))
+        let fit = if exact {
+            fit
+        } else if self.within(query) {
+            Fit::Inside
+        } else {
+            Fit::Outside
+        };
+        nearest_mean(items, NEIGHBOURS).map(|ratio| (ratio, fit))
+    }
+    /// Whether a shape lies in the box of the measured ones.
+    fn within(&self, query: &ExpertsShape) -> bool {
+        let inside =
+            |value: u64, of: fn(&Shape) -> u64| self.shapes.iter().any(|s| of(s) <= value) && self.shapes.iter().any(|s| of(s) >= value);
+        inside(query.hidden, |s| s.hidden)
+            && inside(query.intermediate, |s| s.intermediate)
+            && inside(query.local_experts, |s| s.local_experts)
     }
     /// Relative error of each inner point when it is left out of its own curve.
     pub(super) fn leave_one_out(&self) -> Vec<f64> {

@@ -1,12 +1,16 @@
 //! Dense GEMM times: scattered `(n, k)` shapes, each a curve over rows.
 
-use super::interpolate::{Fit, RatioCurve, log_distance, nearest_mean};
+use super::interpolate::{Fit, PlanePoint, RatioCurve, local_plane};
 use super::rates::{Element, GpuRates, family_floor_us};
 use super::table::{Family, Table};
 use super::{Estimate, GemmShape};
 
-/// Shapes whose mean a query takes. Leaving out one shape at a time, four give the smallest error.
-const NEIGHBOURS: usize = 4;
+/// Shapes that a query's plane goes through. Leaving out one shape at a time, a dozen give the smallest error.
+const NEIGHBOURS: usize = 12;
+
+/// How far a curve's own deviation from the plane through the others is believed between its points: single rows scatter as much as
+/// neighbours do, and half gives the smallest error when points are left out.
+const OWN_CURVE: f64 = 0.5;
 
 /// Copies of the weights that the benchmark rotates through: rows of up to 17 MB exceed the memory rate of a GPU with 128 MiB of L2,
 /// rows of 25 MB do not, so about six copies were in use.
@@ -21,7 +25,13 @@ pub(super) struct GemmTimes {
     shapes: Vec<Shape>,
     gpu: GpuRates,
     element: Element,
+    /// Whether the rows time the quantization of the activations with the product.
+    quantizes: bool,
 }
+
+/// A product on the smallest shapes starts and ends within this time; rows in a scaled format that take longer include quantizing the
+/// activations and laying out their scales (fp8-block rows of B200 take 13 us at least, those of Hopper and of one scale a tensor 5 to 6).
+const PLAIN_PRODUCT_US: f64 = 10.0;
 
 #[derive(Clone, Debug)]
 struct Shape {
@@ -53,37 +63,80 @@ impl GemmTimes {
             let warm = gpu.warm_excess_us(bytes, bytes * ROTATED_COPIES) > 0.0;
             shapes.push(Shape { n, k, curve: RatioCurve::new(points.collect()), warm });
         }
-        (!shapes.is_empty()).then(|| Self { shapes, gpu: gpu.clone(), element })
+        let rows = table.curves.iter().filter(|c| c.words[1] == element.table_word()).flat_map(|c| &c.points);
+        let quantizes = rows.map(|p| p.1).fold(f64::INFINITY, f64::min) > PLAIN_PRODUCT_US;
+        (!shapes.is_empty()).then(|| Self { shapes, gpu: gpu.clone(), element, quantizes })
     }
     /// Time of a GEMM whose weights come from memory.
     pub(super) fn estimate(&self, shape: GemmShape) -> Option<Estimate> {
+        self.product(shape).map(|e| Estimate { whole: self.quantizes, ..e })
+    }
+    fn product(&self, shape: GemmShape) -> Option<Estimate> {
         let physical = physical_us(&self.gpu, self.element, shape);
         let (all, fit) = self.ratio(shape, |_| true)?;
         let table_us = physical * libm::exp(all);
         let bytes = shape.n as f64 * shape.k as f64 * self.element.bytes();
         let excess = self.gpu.warm_excess_us(bytes, bytes * ROTATED_COPIES);
         if excess == 0.0 {
-            return Some(Estimate { us: table_us, fit });
+            return Some(Estimate::new(table_us, fit));
         }
         // What rows read from memory say of this shape bounds the correction: a kernel that is slow for another reason hides the misses.
         let cold_us = self.ratio(shape, |s| !s.warm).map_or(f64::INFINITY, |(ratio, _)| physical * libm::exp(ratio));
-        Some(Estimate { us: table_us.max(cold_us.min(table_us + excess)), fit: fit.max(Fit::Inside) })
+        Some(Estimate::new(table_us.max(cold_us.min(table_us + excess)), fit.max(Fit::Inside)))
     }
+    /// Logarithm of (time / physical model): the measured point, or the plane through the curves of the shapes around; where the shape
+    /// itself was measured with other rows, moved towards its own curve.
     fn ratio(&self, shape: GemmShape, take: impl Fn(&Shape) -> bool) -> Option<(f64, Fit)> {
+        let own = self.shapes.iter().find(|s| (s.n, s.k) == (shape.n, shape.k) && take(s));
+        let m = shape.m as f64;
+        if let Some(own) = own {
+            let reading = own.curve.at(m)?;
+            if reading.fit != Fit::Inside {
+                return Some((reading.ln_ratio, reading.fit));
+            }
+        }
+        let (plane, mut fit) = self.plane(shape, m, &take)?;
+        let Some(own) = own else { return Some((plane, fit.max(self.hull_fit(shape)))) };
+        fit = fit.max(Fit::Inside);
+        Some((plane + OWN_CURVE * self.own_deviation(own, m, None, &take)?, fit))
+    }
+    /// What the other shapes say at `m` rows.
+    fn plane(&self, shape: GemmShape, m: f64, take: &impl Fn(&Shape) -> bool) -> Option<(f64, Fit)> {
         let mut fit = Fit::Exact;
-        let mut exact = false;
-        let mut items = Vec::with_capacity(self.shapes.len());
-        for s in self.shapes.iter().filter(|s| take(s)) {
-            let reading = s.curve.at(shape.m as f64)?;
-            let distance = log_distance(&[shape.n, shape.k], &[s.n, s.k]);
-            exact |= distance == 0.0;
+        let mut points: Vec<PlanePoint> = Vec::with_capacity(self.shapes.len());
+        // Beyond the measured sizes the plane of the nearest one holds: a slope between neighbours says nothing far away.
+        let (n, k) = (self.within(shape.n, |s| s.n), self.within(shape.k, |s| s.k));
+        let ln = |own: u64, other: u64| libm::log(other as f64 / own as f64);
+        for s in self.shapes.iter().filter(|s| (s.n, s.k) != (shape.n, shape.k) && take(s)) {
+            let reading = s.curve.at(m)?;
             fit = fit.max(reading.fit);
-            items.push((distance, reading.ln_ratio));
+            points.push(([ln(n, s.n), ln(k, s.k)], reading.ln_ratio));
         }
-        if !exact {
-            fit = fit.max(self.hull_fit(shape));
+        Some((local_plane(&mut points, NEIGHBOURS)?, fit))
+    }
+    /// By how much a curve lies above the plane of the others at `m` rows, from its points on both sides; one point may be left out.
+    fn own_deviation(&self, own: &Shape, m: f64, left_out: Option<f64>, take: &impl Fn(&Shape) -> bool) -> Option<f64> {
+        let points = own.curve.points().iter().filter(|p| Some(p.0) != left_out);
+        let low = points.clone().rfind(|p| p.0 <= m);
+        let high = points.clone().find(|p| p.0 >= m);
+        let deviation = |&(at, ratio): &(f64, f64)| {
+            let shape = GemmShape { m: at as u64, n: own.n, k: own.k };
+            self.plane(shape, at, take).map(|(plane, _)| ratio - plane)
+        };
+        match (low, high) {
+            (Some(low), Some(high)) if low.0 < high.0 => {
+                let weight = libm::log(m / low.0) / libm::log(high.0 / low.0);
+                Some((1.0 - weight) * deviation(low)? + weight * deviation(high)?)
+            }
+            (Some(only), _) | (None, Some(only)) => deviation(only),
+            (None, None) => Some(0.0),
         }
-        nearest_mean(items, NEIGHBOURS).map(|ratio| (ratio, fit))
+    }
+    /// The size of the measured range nearest to `value`.
+    fn within(&self, value: u64, of: fn(&Shape) -> u64) -> u64 {
+        let least = self.shapes.iter().map(of).min().unwrap_or(1);
+        let most = self.shapes.iter().map(of).max().unwrap_or(1);
+        value.clamp(least, most)
     }
     /// Whether `(n, k)` lies in the box of the measured shapes.
     fn hull_fit(&self, shape: GemmShape) -> Fit {
@@ -91,15 +144,15 @@ impl GemmTimes {
             |value: u64, of: fn(&Shape) -> u64| self.shapes.iter().any(|s| of(s) <= value) && self.shapes.iter().any(|s| of(s) >= value);
         if inside(shape.n, |s| s.n) && inside(shape.k, |s| s.k) { Fit::Inside } else { Fit::Outside }
     }
-    /// Relative error of each point when its whole shape is left out, for reports of how far interpolation can be trusted.
+    /// Relative error of each point when it is left out: what the other shapes, and the rest of its own curve, say of it.
     pub(super) fn leave_one_out(&self) -> Vec<f64> {
         let mut errors = Vec::new();
-        for left_out in &self.shapes {
-            for &(m, ln_ratio) in left_out.curve.points() {
-                let shape = GemmShape { m: m as u64, n: left_out.n, k: left_out.k };
-                let others = |s: &Shape| (s.n, s.k) != (left_out.n, left_out.k);
-                if let Some((ratio, _)) = self.ratio(shape, others) {
-                    errors.push((libm::exp(ratio - ln_ratio) - 1.0).abs());
+        for own in &self.shapes {
+            for &(m, ln_ratio) in own.curve.points() {
+                let shape = GemmShape { m: m as u64, n: own.n, k: own.k };
+                let said = self.plane(shape, m, &|_| true).zip(self.own_deviation(own, m, Some(m), &|_| true));
+                if let Some(((plane, _), deviation)) = said {
+                    errors.push((libm::exp(plane + OWN_CURVE * deviation - ln_ratio) - 1.0).abs());
                 }
             }
         }

@@ -33,6 +33,7 @@ fn columns(family: Family) -> (&'static [&'static str], &'static str) {
         ),
         Family::MlaDecode => (&["kernel_source", "mla_dtype", "kv_cache_dtype", "num_heads", "batch_size"], "step"),
         Family::MlaPrefill => (&["kernel_source", "mla_dtype", "kv_cache_dtype", "num_heads", "batch_size"], "isl"),
+        Family::MlaDecodeModule => (&["kernel_source", "mla_dtype", "kv_cache_dtype", "gemm_type", "num_heads", "batch_size"], "step"),
         Family::GqaDecode => (
             &["kernel_source", "attn_dtype", "kv_cache_dtype", "num_heads", "num_key_value_heads", "head_dim", "window_size", "batch_size"],
             "step",
@@ -43,7 +44,7 @@ fn columns(family: Family) -> (&'static [&'static str], &'static str) {
 /// Rows of a context: a decode row at `step` reads `step + 1` rows (the new token's own included).
 fn abscissa(family: Family, x: u64) -> u64 {
     match family {
-        Family::MlaDecode | Family::GqaDecode => x + 1,
+        Family::MlaDecode | Family::MlaDecodeModule | Family::GqaDecode => x + 1,
         Family::Gemm | Family::Moe | Family::MlaPrefill => x,
     }
 }
@@ -63,7 +64,7 @@ pub fn import_csv(text: &str, gpu: &str, implementation: &str, family: Family) -
     };
     let key = key.iter().map(|c| need(c)).collect::<Result<Vec<_>, _>>()?;
     let (x, latency) = (need(x)?, need("latency_us")?);
-    let mut curves: BTreeMap<Vec<KeyPart>, BTreeMap<u64, Vec<f64>>> = BTreeMap::new();
+    let mut curves = Rows::new();
     for (line, row) in lines.filter(|(_, l)| !l.trim().is_empty()) {
         let cells: Vec<&str> = row.trim().split(',').collect();
         let cell = |index: Option<usize>| index.map_or(Some("0"), |i| cells.get(i).copied());
@@ -74,8 +75,67 @@ pub fn import_csv(text: &str, gpu: &str, implementation: &str, family: Family) -
             cell(latency).and_then(|c| c.parse().ok()).filter(|t: &f64| t.is_finite() && *t > 0.0).ok_or_else(|| bad("no time"))?;
         curves.entry(key).or_default().entry(abscissa(family, at)).or_default().push(time);
     }
-    let curves = curves.into_iter().map(|(key, points)| curve(key, points)).collect();
+    let curves = launched_from_the_device(family, one_routing(family, one_kernel(curves)))
+        .into_iter()
+        .map(|(key, points)| curve(key, points))
+        .collect();
     Ok(Table { gpu: gpu.to_owned(), implementation: implementation.to_owned(), family, curves })
+}
+
+/// Times of one key by x.
+type Points = BTreeMap<u64, Vec<f64>>;
+
+/// Rows by key and x.
+type Rows = BTreeMap<Vec<KeyPart>, Points>;
+
+/// Engines take one kernel for few rows and another for many. Curves that differ in the kernel only and have no x in common are one.
+fn one_kernel(curves: Rows) -> Rows {
+    let mut groups: BTreeMap<Vec<KeyPart>, Vec<(KeyPart, Points)>> = BTreeMap::new();
+    for (key, points) in curves {
+        if let [kernel, rest @ ..] = &key[..] {
+            groups.entry(rest.to_vec()).or_default().push((kernel.clone(), points));
+        }
+    }
+    let mut out = Rows::new();
+    for (rest, curves) in groups {
+        let mut all = Points::new();
+        let apart = curves.iter().all(|(_, points)| points.iter().all(|(x, times)| all.insert(*x, times.clone()).is_none()));
+        let with = |kernel: KeyPart| std::iter::once(kernel).chain(rest.iter().cloned()).collect::<Vec<_>>();
+        if apart {
+            let names: Vec<&str> =
+                curves.iter().filter_map(|(k, _)| if let KeyPart::Word(w) = k { Some(w.as_str()) } else { None }).collect();
+            out.insert(with(KeyPart::Word(names.join("+"))), all);
+        } else {
+            out.extend(curves.into_iter().map(|(kernel, points)| (with(kernel), points)));
+        }
+    }
+    out
+}
+
+/// No GEMM kernel takes this long to start: rows whose fastest takes longer time the host of an eager call, not the GPU.
+const HOST_BOUND_US: f64 = 40.0;
+
+/// Leaves out the element types of a GEMM table whose rows time the host.
+fn launched_from_the_device(family: Family, mut curves: Rows) -> Rows {
+    let fastest = |points: &Points| points.values().flatten().copied().fold(f64::INFINITY, f64::min);
+    let mut by_element: BTreeMap<KeyPart, f64> = BTreeMap::new();
+    for (key, points) in &curves {
+        let least = by_element.entry(key[1].clone()).or_insert(f64::INFINITY);
+        *least = least.min(fastest(points));
+    }
+    if family == Family::Gemm {
+        curves.retain(|key, _| by_element.get(&key[1]).is_some_and(|least| *least < HOST_BOUND_US));
+    }
+    curves
+}
+
+/// Of routed experts, the rows of a balanced router where there are any: how many experts they hit is known best.
+fn one_routing(family: Family, mut curves: Rows) -> Rows {
+    let balanced = |key: &[KeyPart]| key.last() == Some(&KeyPart::Word("balanced".into()));
+    if family == Family::Moe && curves.keys().any(|k| balanced(k)) {
+        curves.retain(|k, _| balanced(k));
+    }
+    curves
 }
 
 /// Numbers sort as numbers, words as words.

@@ -84,6 +84,41 @@ pub(super) fn nearest_mean(mut items: Vec<(f64, f64)>, count: usize) -> Option<f
     Some(items.iter().map(|(d, v)| v / d).sum::<f64>() / weights)
 }
 
+/// A point of a plane fit: where it lies relative to the question (logarithms of the quotients of its two sizes), and its value.
+pub(super) type PlanePoint = ([f64; 2], f64);
+
+/// Value at the origin of the plane through the nearest `count` points, nearer ones weighing more. A slight pull towards a level plane keeps
+/// points in a row from tilting it. A point at the origin wins alone. `None` without points.
+pub(super) fn local_plane(points: &mut Vec<PlanePoint>, count: usize) -> Option<f64> {
+    /// Squared distance at which a point weighs half of one at the origin, and the pull towards level; leaving out one shape at a time, the
+    /// error hardly depends on either.
+    const SOFTEN: f64 = 0.02;
+    const LEVEL: f64 = 0.02;
+    let distance = |at: &[f64; 2]| at[0] * at[0] + at[1] * at[1];
+    points.sort_by(|a, b| distance(&a.0).total_cmp(&distance(&b.0)));
+    points.truncate(count);
+    let first = points.first()?;
+    if first.0 == [0.0, 0.0] {
+        return Some(first.1);
+    }
+    // Normal equations of value = c + a x + b y, eliminated by hand: three unknowns.
+    let (mut w, mut x, mut y, mut xx, mut xy, mut yy) = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
+    let (mut v, mut xv, mut yv) = (0.0, 0.0, 0.0);
+    for (at, value) in points.iter() {
+        let weight = 1.0 / (distance(at) + SOFTEN);
+        let (px, py) = (at[0] * weight, at[1] * weight);
+        (w, x, y) = (w + weight, x + px, y + py);
+        (xx, xy, yy) = (xx + px * at[0], xy + px * at[1], yy + py * at[1]);
+        (v, xv, yv) = (v + weight * value, xv + px * value, yv + py * value);
+    }
+    (xx, yy) = (xx + LEVEL * w, yy + LEVEL * w);
+    let (cxx, cxy, cyy) = (xx - x * x / w, xy - x * y / w, yy - y * y / w);
+    let (cxv, cyv) = (xv - x * v / w, yv - y * v / w);
+    let determinant = cxx * cyy - cxy * cxy;
+    let (a, b) = ((cxv * cyy - cyv * cxy) / determinant, (cyv * cxx - cxv * cxy) / determinant);
+    Some((v - a * x - b * y) / w)
+}
+
 /// Squared distance of two shapes: the sum over their sizes of the squared logarithm of the quotient.
 pub(super) fn log_distance(a: &[u64], b: &[u64]) -> f64 {
     a.iter().zip(b).map(|(&a, &b)| libm::log(a.max(1) as f64 / b.max(1) as f64)).map(|l| l * l).sum()
@@ -114,6 +149,19 @@ mod tests {
         assert_eq!(bracket(&[4, 16], 32.0), (vec![(16, 1.0)], Fit::Outside));
         assert_eq!(bracket(&[4, 16], 1.0), (vec![(4, 1.0)], Fit::Outside));
         assert_eq!(bracket(&[], 1.0), (vec![], Fit::Outside));
+    }
+
+    #[test]
+    fn a_plane_is_found_and_points_in_a_row_do_not_tilt_it_without_bounds() {
+        let value = |x: f64, y: f64| 0.3 + 0.2 * x - 0.1 * y;
+        let mut points: Vec<PlanePoint> =
+            [(1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0), (0.5, 0.0)].into_iter().map(|(x, y)| ([x, y], value(x, y))).collect();
+        assert!((local_plane(&mut points, 12).unwrap() - 0.3).abs() < 0.01);
+        let mut row: Vec<PlanePoint> = (1..5).map(|i| ([f64::from(i), f64::from(i)], f64::from(i) * 0.1)).collect();
+        assert!(local_plane(&mut row, 12).unwrap().abs() < 0.2);
+        assert_eq!(local_plane(&mut vec![([0.0, 0.0], 7.0), ([0.1, 0.0], 1.0)], 12), Some(7.0));
+        assert_eq!(local_plane(&mut vec![([2.0, 0.0], 7.0)], 12), Some(7.0));
+        assert_eq!(local_plane(&mut Vec::new(), 12), None);
     }
 
     #[test]

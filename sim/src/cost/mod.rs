@@ -9,14 +9,17 @@ mod experts;
 mod gemm;
 pub mod import;
 mod interpolate;
+mod left_out;
 mod query;
 mod rates;
 pub mod table;
 mod tables;
 
+pub use catalog::Kernels;
+pub use left_out::render_left_out;
 pub use query::{CacheType, GqaShape, Query};
 pub use rates::{Element, GpuRates};
-pub use tables::{FamilyError, KernelTables};
+pub use tables::{FamilyError, KernelTables, family_errors, family_totals};
 
 use interpolate::Fit;
 use moetwin_kernels::cost::{CostFacts, CostShape};
@@ -68,12 +71,21 @@ pub struct OpCost {
     pub provenance: Provenance,
     /// What it is made of, mostly.
     pub bound: Bound,
+    /// Standard error of the duration, parts in a thousand.
+    pub error_permille: u32,
 }
 
 impl OpCost {
     /// No kernel, no time.
-    pub const NOTHING: Self =
-        Self { duration_ps: 0, memory_ps: 0, compute_ps: 0, kernels: 0, provenance: Provenance::Modelled, bound: Bound::Launch };
+    pub const NOTHING: Self = Self {
+        duration_ps: 0,
+        memory_ps: 0,
+        compute_ps: 0,
+        kernels: 0,
+        provenance: Provenance::Modelled,
+        bound: Bound::Launch,
+        error_permille: 0,
+    };
 }
 
 /// Shape of a dense GEMM, `[m, k] x [n, k]^T`.
@@ -121,16 +133,28 @@ pub struct Estimate {
     /// Microseconds on the GPU the table was taken on.
     us: f64,
     fit: Fit,
+    /// Which of several sets of tables it is from.
+    set: usize,
+    /// Standard error, as a share of the time.
+    error: f64,
+    /// Whether the time covers the kernels beside the main one.
+    whole: bool,
+}
+
+impl Estimate {
+    fn new(us: f64, fit: Fit) -> Self {
+        Self { us, fit, set: 0, error: 0.0, whole: false }
+    }
 }
 
 /// Measured times of one GPU and implementation.
 pub trait CostTable {
     /// The time of a kernel on the table's GPU; `None` where nothing comparable was measured.
     fn estimate(&self, query: &Query) -> Option<Estimate>;
-    /// Rates of the GPU the times were taken on.
-    fn rates(&self) -> &GpuRates;
-    /// Whether that is the GPU asked about, and not a sibling of it.
-    fn same_product(&self) -> bool;
+    /// Rates of the GPU that an estimate's time was taken on.
+    fn rates(&self, estimate: &Estimate) -> &GpuRates;
+    /// Whether that is the GPU asked about, and not a stand-in.
+    fn same_product(&self, estimate: &Estimate) -> bool;
 }
 
 /// A kernel that moves little: launch, a trip through L2, tail. 2.5 us is what norms and rotations take on H200 in a captured
@@ -230,23 +254,23 @@ impl<T: CostTable> CostModel<T> {
     }
     /// A measured time, its memory and compute parts moved to this GPU's rates.
     fn tabled(&self, table: &T, estimate: Estimate, work: &Work) -> OpCost {
-        let (here, there) = (&self.rates, table.rates());
+        let (here, there) = (&self.rates, table.rates(&estimate));
         let (bytes, flops, element) = (work.bytes as f64, work.flops as f64, work.element());
         let (memory, compute) = (there.memory_us(bytes).min(estimate.us), there.compute_us(flops, element).min(estimate.us));
-        let rest = estimate.us - memory.max(compute) + work.extra_us();
+        let rest = estimate.us - memory.max(compute) + if estimate.whole { 0.0 } else { work.extra_us() };
         let provenance = match estimate.fit {
-            Fit::Exact if table.same_product() => Provenance::Measured,
+            Fit::Exact if table.same_product(&estimate) => Provenance::Measured,
             Fit::Exact | Fit::Inside => Provenance::Interpolated,
             Fit::Outside => Provenance::Modelled,
         };
         let memory = memory / there.memory_us(1.0) * here.memory_us(1.0);
         let compute = compute / there.compute_us(1.0, element) * here.compute_us(1.0, element);
-        op_cost(rest, memory, compute, work.kernels, provenance)
+        op_cost(rest, memory, compute, work.kernels, provenance, estimate.error)
     }
     /// Floor of the kernels + the longer of moving bytes and computing.
     fn roofline(&self, work: &Work) -> OpCost {
         let (memory, compute) = (self.rates.memory_us(work.bytes as f64), self.rates.compute_us(work.flops as f64, work.element()));
-        op_cost(work.floor.us() + work.extra_us(), memory, compute, work.kernels, Provenance::Modelled)
+        op_cost(work.floor.us() + work.extra_us(), memory, compute, work.kernels, Provenance::Modelled, ROOFLINE_ERROR)
     }
 }
 
@@ -264,7 +288,10 @@ impl Work {
     }
 }
 
-fn op_cost(rest_us: f64, memory_us: f64, compute_us: f64, kernels: u32, provenance: Provenance) -> OpCost {
+/// Standard error of a time from rates and floors, as a share of it: kernels reach 0.6 to 0.95 of the memory rate, and floors vary as much.
+const ROOFLINE_ERROR: f64 = 0.25;
+
+fn op_cost(rest_us: f64, memory_us: f64, compute_us: f64, kernels: u32, provenance: Provenance, error: f64) -> OpCost {
     let longest = memory_us.max(compute_us);
     let bound = if longest <= rest_us {
         Bound::Latency
@@ -275,7 +302,9 @@ fn op_cost(rest_us: f64, memory_us: f64, compute_us: f64, kernels: u32, provenan
     };
     // Floats become picoseconds here, once; casts saturate.
     let ps = |us: f64| libm::rint(us * 1e6) as u64;
-    OpCost { duration_ps: ps(rest_us + longest), memory_ps: ps(memory_us), compute_ps: ps(compute_us), kernels, provenance, bound }
+    let error_permille = libm::rint(error * 1e3) as u32;
+    let duration_ps = ps(rest_us + longest);
+    OpCost { duration_ps, memory_ps: ps(memory_us), compute_ps: ps(compute_us), kernels, provenance, bound, error_permille }
 }
 
 #[cfg(test)]

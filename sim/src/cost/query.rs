@@ -42,6 +42,23 @@ pub enum CacheType {
     Fp8,
 }
 
+impl CacheType {
+    /// The word tables use.
+    pub fn table_word(self) -> &'static str {
+        match self {
+            CacheType::Bf16 => "bfloat16",
+            CacheType::Fp8 => "fp8",
+        }
+    }
+    /// Bytes of an element.
+    pub(super) fn bytes(self) -> f64 {
+        match self {
+            CacheType::Bf16 => 2.0,
+            CacheType::Fp8 => 1.0,
+        }
+    }
+}
+
 impl GqaShape {
     pub(super) fn geometry(self) -> Geometry {
         Geometry::gqa(self.kv_heads, self.head_dim, self.window)
@@ -57,6 +74,13 @@ impl Query {
             Query::MlaDecode(..) => Family::MlaDecode,
             Query::MlaPrefill(..) => Family::MlaPrefill,
             Query::GqaDecode(..) => Family::GqaDecode,
+        }
+    }
+    /// The word by which tables know the weights' or the cache's element type.
+    pub fn element_word(&self) -> &'static str {
+        match self {
+            Query::Gemm(_, element) | Query::Experts(_, element) => element.table_word(),
+            Query::MlaDecode(_, cache) | Query::MlaPrefill(_, cache) | Query::GqaDecode(.., cache) => cache.table_word(),
         }
     }
     /// The question that a node's cost asks, `None` where no table family measures such kernels.

@@ -32,7 +32,7 @@ impl GpuRates {
         match element {
             // Weights are widened to bf16 before the multiplication.
             Element::Bf16 | Element::Int4 | Element::Mxfp4 => self.bf16_flops_per_s,
-            Element::Fp8 | Element::Fp8Block => self.fp8_flops_per_s,
+            Element::Fp8 | Element::Fp8Block | Element::Mxfp4Mxfp8 => self.fp8_flops_per_s,
             Element::Nvfp4 => self.fp4_flops_per_s,
         }
     }
@@ -62,11 +62,14 @@ pub enum Element {
     Nvfp4,
     /// Microscaling fp4 with an 8-bit scale every 32, activations in bf16.
     Mxfp4,
+    /// The same weights, activations in microscaling fp8.
+    Mxfp4Mxfp8,
 }
 
 impl Element {
     /// Every element.
-    pub const ALL: [Element; 6] = [Element::Bf16, Element::Fp8, Element::Fp8Block, Element::Int4, Element::Nvfp4, Element::Mxfp4];
+    pub const ALL: [Element; 7] =
+        [Element::Bf16, Element::Fp8, Element::Fp8Block, Element::Int4, Element::Nvfp4, Element::Mxfp4, Element::Mxfp4Mxfp8];
 
     /// The word tables use.
     pub fn table_word(self) -> &'static str {
@@ -77,6 +80,7 @@ impl Element {
             Element::Int4 => "int4_wo",
             Element::Nvfp4 => "nvfp4",
             Element::Mxfp4 => "w4a16_mxfp4",
+            Element::Mxfp4Mxfp8 => "w4a8_mxfp4_mxfp8",
         }
     }
     /// Bytes of one weight with its share of the scales.
@@ -86,7 +90,7 @@ impl Element {
             Element::Fp8 | Element::Fp8Block => 1.0,
             Element::Int4 => 0.5 + 2.0 / 32.0,
             Element::Nvfp4 => 0.5 + 1.0 / 16.0,
-            Element::Mxfp4 => 0.5 + 1.0 / 32.0,
+            Element::Mxfp4 | Element::Mxfp4Mxfp8 => 0.5 + 1.0 / 32.0,
         }
     }
 }
@@ -100,7 +104,7 @@ pub(super) fn family_floor_us(family: Family) -> f64 {
     match family {
         Family::Gemm => 4.0,
         Family::Moe => 20.0,
-        Family::MlaDecode | Family::MlaPrefill => 12.0,
+        Family::MlaDecode | Family::MlaDecodeModule | Family::MlaPrefill => 14.0,
         Family::GqaDecode => 8.0,
     }
 }

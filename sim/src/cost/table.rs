@@ -29,6 +29,9 @@ pub enum Family {
     Moe,
     /// MLA decode core: `kernel dtype kv_dtype heads batch`, x = rows of context a sequence.
     MlaDecode,
+    /// A whole MLA block while decoding, projections and all: `kernel dtype kv_dtype gemm_dtype heads batch`, x = rows of context a
+    /// sequence.
+    MlaDecodeModule,
     /// MLA prefill core: `kernel dtype kv_dtype heads batch`, x = tokens a sequence.
     MlaPrefill,
     /// GQA decode: `kernel dtype kv_dtype heads kv_heads head_dim window batch`, x = rows of context a sequence.
@@ -37,7 +40,8 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Family; 5] = [Family::Gemm, Family::Moe, Family::MlaDecode, Family::MlaPrefill, Family::GqaDecode];
+    pub const ALL: [Family; 6] =
+        [Family::Gemm, Family::Moe, Family::MlaDecode, Family::MlaDecodeModule, Family::MlaPrefill, Family::GqaDecode];
 
     /// Name in table files.
     pub fn name(self) -> &'static str {
@@ -45,6 +49,7 @@ impl Family {
             Family::Gemm => "gemm",
             Family::Moe => "moe",
             Family::MlaDecode => "mla-decode",
+            Family::MlaDecodeModule => "mla-decode-module",
             Family::MlaPrefill => "mla-prefill",
             Family::GqaDecode => "gqa-decode",
         }
@@ -55,6 +60,7 @@ impl Family {
             Family::Gemm => (2, 2, 0),
             Family::Moe => (2, 6, 1),
             Family::MlaDecode | Family::MlaPrefill => (3, 2, 0),
+            Family::MlaDecodeModule => (4, 2, 0),
             Family::GqaDecode => (3, 5, 0),
         }
     }

@@ -3,6 +3,7 @@
 use super::gpu::{Completion, Gpu};
 use super::meet::{Arrival, Arrived, Key, Meetings};
 use super::span::{Cause, ExchangeId, ExchangeRecord, SimTrace, Span, SpanId, SpanKind, Track};
+use super::traffic::{MemberEnd, Traffic};
 use super::transport::{Exchange, Transport};
 use super::{HostCosts, SimError, Stuck, WaitsFor};
 use crate::cost::OpCost;
@@ -33,7 +34,7 @@ enum Event {
     /// A kernel may be done.
     Kernel { rank: RankId, slot: usize, generation: u32 },
     /// A member of an exchange is done.
-    Exchanged { rank: RankId, slot: usize },
+    Exchanged { rank: RankId, slot: usize, end: MemberEnd },
 }
 
 /// A stream of a rank.
@@ -86,6 +87,9 @@ pub(super) struct Engine<'a> {
     queue: EventQueue<Event>,
     ranks: Vec<Rank>,
     meetings: Meetings,
+    traffic: Traffic,
+    /// By exchange: rank and slot of each member, and when the last would be done alone.
+    members: IdVec<ExchangeId, (Vec<(RankId, usize)>, Time)>,
     spans: IdVec<SpanId, Span>,
     exchanges: IdVec<ExchangeId, ExchangeRecord>,
 }
@@ -110,6 +114,8 @@ impl<'a> Engine<'a> {
             queue: EventQueue::new(),
             ranks,
             meetings: Meetings::default(),
+            traffic: Traffic::default(),
+            members: IdVec::new(),
             spans: IdVec::new(),
             exchanges: IdVec::new(),
         }
@@ -132,7 +138,13 @@ impl<'a> Engine<'a> {
                         self.finish(rank, slot, now)?;
                     }
                 }
-                Event::Exchanged { rank, slot } => self.finish(rank, slot, now)?,
+                Event::Exchanged { rank, slot, end } => {
+                    if let Some(changed) = self.traffic.end(end, now) {
+                        self.schedule_exchanges(&changed);
+                        self.slowed(end, now);
+                        self.finish(rank, slot, now)?;
+                    }
+                }
             }
         }
         self.check_finished()?;
@@ -335,11 +347,28 @@ impl<'a> Engine<'a> {
             how: outcome.how,
             provenance: outcome.provenance,
         });
-        for (m, end) in members.iter().zip(&outcome.ends) {
+        for m in members {
             self.spans[m.span].kind = SpanKind::Exchange(id);
-            self.queue.push((*end).max(now), Event::Exchanged { rank: m.rank, slot: m.slot });
         }
+        let alone = outcome.ends.iter().copied().max().unwrap_or(now).max(now);
+        self.members.push((members.iter().map(|m| (m.rank, m.slot)).collect(), alone));
+        let ends = self.traffic.begin(id, outcome.shares, &outcome.ends, now);
+        self.schedule_exchanges(&ends);
         Ok(())
+    }
+
+    fn schedule_exchanges(&mut self, ends: &[MemberEnd]) {
+        for &end in ends {
+            let (rank, slot) = self.members[end.exchange].0[end.member];
+            self.queue.push(end.at, Event::Exchanged { rank, slot, end });
+        }
+    }
+
+    /// What an exchange took longer than alone is time on links that it shared.
+    fn slowed(&mut self, end: MemberEnd, now: Time) {
+        let alone = &mut self.members[end.exchange].1;
+        self.exchanges[end.exchange].link += now.since(*alone);
+        *alone = (*alone).max(now);
     }
 
     /// The running command of a stream is done.

@@ -98,7 +98,7 @@ mod tests {
 
     fn kernel(duration_ps: u64, memory_ps: u64) -> OpCost {
         let provenance = Provenance::Modelled;
-        OpCost { duration_ps, memory_ps, compute_ps: 0, kernels: 1, provenance, bound: Bound::Memory }
+        OpCost { duration_ps, memory_ps, compute_ps: 0, kernels: 1, provenance, bound: Bound::Memory, error_permille: 0 }
     }
 
     fn start(gpu: &mut Gpu, slot: usize, cost: OpCost, now: u64) -> Vec<(usize, u64)> {

@@ -13,15 +13,17 @@ mod meet;
 mod network;
 mod price;
 mod span;
+mod traffic;
 mod transport;
 
 pub use network::Backends;
 pub use price::gpu_rates;
 pub use span::{Cause, ExchangeId, ExchangeRecord, SimTrace, Span, SpanId, SpanKind, Track};
+pub use traffic::LinkShares;
 pub use transport::{Exchange, Outcome, Transport};
 
 use crate::collective::{GraphMode, Library};
-use crate::cost::{CostModel, KernelTables};
+use crate::cost::{CostModel, KernelTables, Kernels};
 use crate::machine::Machine;
 use crate::time::{Duration, Time};
 use moetwin_kernels::routing::RoutingLoad;
@@ -136,6 +138,8 @@ pub struct SimOptions {
     pub graphs: bool,
     /// Who launches it otherwise.
     pub launcher: Launcher,
+    /// Whose kernels run.
+    pub kernels: Kernels,
     /// Whether peers may access each other's memory; `None` as the machine says.
     pub peer_access: Option<bool>,
     /// Whose collectives.
@@ -149,7 +153,7 @@ pub struct SimOptions {
 impl Default for SimOptions {
     fn default() -> Self {
         let backends = Backends { all_reduce: Library::Nccl, all_to_all: AllToAll::None, nccl_graph: GraphMode::Detected };
-        Self { graphs: true, launcher: Launcher::Native, peer_access: None, backends, gpus: Vec::new(), steps: 1 }
+        Self { graphs: true, launcher: Launcher::Native, kernels: Kernels::Any, peer_access: None, backends, gpus: Vec::new(), steps: 1 }
     }
 }
 
@@ -166,7 +170,7 @@ pub fn simulate(program: &Program, machine: &Machine, routing: &dyn RoutingLoad,
     let gpus = placement(program, &machine, &options.gpus)?;
     // One cost model for each GPU model of the machine.
     let models: Vec<CostModel> =
-        machine.models.iter().map(|gpu| CostModel::new(gpu_rates(gpu), KernelTables::for_gpu(&gpu.name))).collect();
+        machine.models.iter().map(|gpu| CostModel::new(gpu_rates(gpu), KernelTables::for_gpu(&gpu.name, options.kernels))).collect();
     let of_rank: Vec<&CostModel> = gpus.iter().map(|&gpu| &models[machine.gpus[gpu].model]).collect();
     let priced = price::price(program, &of_rank, routing)?;
     let launch = &machine.launch;

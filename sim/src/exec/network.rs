@@ -1,7 +1,7 @@
 //! The machine's collective model as the executor's transport.
 
 use super::transport::{Exchange, Outcome, Transport};
-use crate::collective::{CollectiveOp, CollectiveRequest, Collectives, GraphMode, Launch, Library, Prediction, Protocol};
+use crate::collective::{Algorithm, CollectiveOp, CollectiveRequest, Collectives, GraphMode, Launch, Library, Prediction, Protocol};
 use crate::cost::Provenance;
 use crate::machine::{Machine, Origin};
 use crate::time::Duration;
@@ -39,7 +39,7 @@ pub(super) fn faster_links(machine: &Machine) -> Machine {
 
 impl<'m> MachineTransport<'m> {
     pub(super) fn new(machine: &'m Machine, faster: &'m Machine, backends: Backends) -> Self {
-        let (collectives, faster) = (Collectives::new(machine), Collectives::new(faster));
+        let (collectives, faster) = (Collectives::without_explanations(machine), Collectives::without_explanations(faster));
         Self { backends, collectives, faster, links: BTreeMap::new() }
     }
     /// The part of an exchange that is bytes over link rates: a time `a + b / rate` loses half of `b` at twice the rate.
@@ -78,7 +78,16 @@ impl Transport for MachineTransport<'_> {
             arrivals,
             ..CollectiveRequest::new(op, exchange.gpus.len(), exchange.message_bytes)
         };
-        let prediction: Arc<Prediction> = self.collectives.predict(&request).map_err(|e| e.to_string())?;
+        let mut request = request;
+        let mut prediction: Arc<Prediction> = self.collectives.predict(&request).map_err(|e| e.to_string())?;
+        // The one-shot kernel is used up to the machine's cut-off: the size from which NCCL is faster.
+        if library == Library::OneShot && prediction.algorithm == Algorithm::OneShot {
+            let by_nccl = CollectiveRequest { library: Library::Nccl, ..request.clone() };
+            let other = self.collectives.predict(&by_nccl).map_err(|e| e.to_string())?;
+            if other.transfer < prediction.transfer {
+                (request, prediction) = (by_nccl, other);
+            }
+        }
         let together = CollectiveRequest { arrivals: Vec::new(), ..request };
         let link = if exchange.gpus.len() > 1 { self.link(&together, &prediction)? } else { Duration::ZERO };
         let stand_in = matches!(exchange.op, Op::Dispatch | Op::Combine)
@@ -86,6 +95,7 @@ impl Transport for MachineTransport<'_> {
         Ok(Outcome {
             ends: prediction.ranks.iter().map(|r| first + r.finish).collect(),
             link,
+            shares: prediction.link_shares.clone(),
             how: format!("{} {}", prediction.algorithm, prediction.protocol),
             provenance: if stand_in { Provenance::Modelled } else { provenance(&prediction) },
         })

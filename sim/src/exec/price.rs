@@ -134,7 +134,7 @@ fn same_sizes((own, a): (&RankProgram, &[BufferId]), (other, b): (&RankProgram, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::KernelTables;
+    use crate::cost::{KernelTables, Kernels};
     use crate::machine::gpu_named;
     use moetwin_kernels::routing::{Distribution, SampledRouting};
     use moetwin_models::{AllToAll, BuildOptions, Deployment, Phase, Step, plan, zoo};
@@ -157,7 +157,7 @@ mod tests {
         uneven.sequences[1].past = 5000;
         let prompt = Step::uniform(Phase::Prefill, 3, 64);
         let gpu = gpu_named("RTX PRO 6000 Blackwell Server Edition").unwrap();
-        let model = CostModel::new(gpu_rates(gpu), KernelTables::for_gpu(&gpu.name));
+        let model = CostModel::new(gpu_rates(gpu), KernelTables::for_gpu(&gpu.name, Kernels::Any));
         for step in [&uneven, &prompt] {
             for deployment in [&tp, &ep, &dp, &pp] {
                 let program = program(deployment.clone(), step);

@@ -14,7 +14,7 @@ impl Transport for Fixed {
         let last = exchange.arrivals.iter().copied().max().unwrap_or_default();
         let end = last + Duration::from_ps(exchange.message_bytes);
         let ends = vec![end; exchange.gpus.len()];
-        Ok(Outcome { ends, link: Duration::ZERO, how: "fixed".into(), provenance: Provenance::Modelled })
+        Ok(Outcome { ends, link: Duration::ZERO, shares: [].into(), how: "fixed".into(), provenance: Provenance::Modelled })
     }
 }
 

@@ -1,5 +1,6 @@
 //! How the executor asks what an exchange takes; the machine's collective model answers.
 
+use super::traffic::LinkShares;
 use crate::cost::Provenance;
 use crate::time::{Duration, Time};
 use moetwin_models::Op;
@@ -20,10 +21,12 @@ pub struct Exchange<'a> {
 /// What an exchange takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// When each member is done, in group order.
+    /// When each member is done if nothing else uses the links, in group order.
     pub ends: Vec<Time>,
     /// Part of it that is bytes over link rates.
     pub link: Duration,
+    /// Share of each directed link that it uses alone, millionths of its time.
+    pub shares: LinkShares,
     /// How it was carried out.
     pub how: String,
     /// Where the figure comes from.

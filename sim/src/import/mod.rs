@@ -1,6 +1,7 @@
 //! Reading what people have of a machine: tool output and logs.
 
 pub mod nccl_tests;
+pub mod tables;
 
 /// A text that could not be read: where, and why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -79,6 +79,16 @@ impl CpuFamily {
     }
 }
 
+/// Whose socket's memory holds the buffers through which GPUs without peer access exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SharedMemory {
+    /// The socket of the GPU that receives.
+    Receiver,
+    /// The machine's first socket.
+    FirstSocket,
+}
+
 /// What NCCL sees and is told on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -87,6 +97,8 @@ pub struct NcclFacts {
     pub cpu: Figure<CpuFamily>,
     /// The farthest path over which NCCL uses peer access (`NCCL_P2P_LEVEL`); by default PXB.
     pub p2p_level: Figure<PathClass>,
+    /// Where the shared buffers of one process that drives all GPUs lie (a loop of nccl-tests); those of a process a GPU lie at the receiver's.
+    pub one_process_memory: Figure<SharedMemory>,
 }
 
 /// Costs of a ring or tree step over one kind of transport.
@@ -99,6 +111,8 @@ pub struct RingFigures {
     /// LL: one pass of a channel's 512 threads over 4 KiB of data.
     #[serde(rename = "ll_pass_ps")]
     pub ll_pass: Figure<Duration>,
+    /// LL: bytes on the wire for a thousand bytes of data: 2000, for half of a line is flags, or less where a cache on the way takes them.
+    pub ll_wire_permille: Figure<u64>,
     /// LL128: one step beyond the path's latency.
     #[serde(rename = "ll128_step_ps")]
     pub ll128_step: Figure<Duration>,
@@ -110,6 +124,8 @@ pub struct RingFigures {
     /// Simple: extra per doubling of the channels in use, whose fences contend.
     #[serde(rename = "simple_spread_ps")]
     pub simple_spread: Figure<Duration>,
+    /// Simple: bytes per second that the threads of all channels of one GPU move, if links would let them.
+    pub simple_bytes_per_s: Figure<u64>,
     /// Simple: slices a chunk is cut into; the next step starts when the first has arrived.
     pub simple_slices: Figure<u32>,
     /// The local copy or reduction that ends a ring, in thousandths of a step's transfer time.
@@ -130,6 +146,11 @@ pub struct NvlsFigures {
     /// Extra latency of large chunks: the fill of their pipeline.
     #[serde(rename = "fill_ps")]
     pub fill: Figure<Duration>,
+    /// Latency of one all-reduce on registered (symmetric) memory, which needs no copies and no rendezvous with a proxy.
+    #[serde(rename = "symmetric_latency_ps")]
+    pub symmetric_latency: Figure<Duration>,
+    /// Bytes per second of the all-reduced buffer on symmetric memory.
+    pub symmetric_bytes_per_s: Figure<u64>,
 }
 
 /// Costs of grouped sends and receives (all-to-all, send-recv).
@@ -158,6 +179,9 @@ pub struct KernelFigures {
     /// Start and end of the kernel and its barrier among two ranks through peer flags, beyond the path's latency.
     #[serde(rename = "barrier_ps")]
     pub barrier: Figure<Duration>,
+    /// The same of the kernels that push flags with the data instead of meeting at a barrier first (SGLang's since 0.5.14, TensorRT-LLM's).
+    #[serde(rename = "push_barrier_ps")]
+    pub push_barrier: Figure<Duration>,
     /// Extra per further rank.
     #[serde(rename = "per_rank_ps")]
     pub per_rank: Figure<Duration>,

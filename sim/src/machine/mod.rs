@@ -9,7 +9,9 @@ mod table;
 
 pub use builtin::{find, list, names};
 pub use check::check;
-pub use figures::{CollectiveFigures, CpuFamily, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, PointToPointFigures, RingFigures};
+pub use figures::{
+    CollectiveFigures, CpuFamily, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, PointToPointFigures, RingFigures, SharedMemory,
+};
 pub use file::{FileError, from_json};
 pub use gpu::{FlopRate, Format, GpuModel};
 pub use table::{GPU_TABLE, gpu_models, gpu_named};
@@ -317,6 +319,16 @@ impl Machine {
             for rate in [&mut link.forward, &mut link.backward] {
                 scale(&mut rate.write_bytes_per_s);
                 scale(&mut rate.read_bytes_per_s);
+            }
+        }
+        let figures = &mut self.collectives;
+        for ring in [&mut figures.nvlink, &mut figures.pcie, &mut figures.host] {
+            scale(&mut ring.simple_bytes_per_s);
+        }
+        scale(&mut figures.point_to_point.peer_bytes_per_s);
+        if let Some(nvls) = &mut figures.nvls {
+            for rate in [&mut nvls.small_bytes_per_s, &mut nvls.bytes_per_s, &mut nvls.symmetric_bytes_per_s] {
+                scale(rate);
             }
         }
         self

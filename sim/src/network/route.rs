@@ -13,8 +13,10 @@ pub enum Access {
     Write,
     /// The receiver reads the sender's memory.
     Read,
-    /// The sender writes into host memory and the receiver reads from there.
+    /// The sender writes into the memory of the receiver's socket and the receiver reads from there.
     Bounce,
+    /// The same through the memory of the machine's first socket.
+    BounceFirst,
 }
 
 /// A way from one GPU to another.
@@ -133,7 +135,7 @@ impl<'m> Network<'m> {
         let (va, vb) = (self.vertex(a)?, self.vertex(b)?);
         let class = self.class(a, b)?;
         let path = match access {
-            Access::Bounce => self.bounce_path(va, vb).ok_or(RouteError::NoHostMemory(b))?,
+            Access::Bounce | Access::BounceFirst => self.bounce_path(va, vb, access).ok_or(RouteError::NoHostMemory(b))?,
             Access::Write | Access::Read => match self.nvlink_path(va, vb) {
                 Some(path) => path,
                 None => self.pcie_path(va, vb).ok_or(RouteError::Unconnected(a, b))?.0,
@@ -179,7 +181,7 @@ impl<'m> Network<'m> {
         for &id in path {
             let link = &self.machine.links[id];
             let (next, rate, direction) = if link.a == at { (link.b, &link.forward, 0) } else { (link.a, &link.backward, 1) };
-            let reading = access == Access::Read || (access == Access::Bounce && in_memory);
+            let reading = access == Access::Read || (matches!(access, Access::Bounce | Access::BounceFirst) && in_memory);
             let limit = rate_of(rate, reading);
             let index = u32::try_from(id.index()).expect("link ids are u32") * 2 + direction;
             match hops.iter_mut().find(|hop| hop.0 == index) {
@@ -269,12 +271,7 @@ impl<'m> Network<'m> {
             }
         }
         let (x, y) = (left.last()?.0, right.last()?.0);
-        let across = self.search(
-            x,
-            y,
-            |id| matches!(self.machine.links[id].kind, LinkKind::Xgmi | LinkKind::Upi | LinkKind::C2c),
-            |vertex| matches!(self.kind(vertex), VertexKind::Socket { .. }),
-        )?;
+        let across = self.between_sockets(x, y)?;
         Some((join(left.len() - 1, across, right.len() - 1), Turn::Sockets))
     }
 
@@ -286,26 +283,34 @@ impl<'m> Network<'m> {
         }
     }
 
-    /// To the memory of the receiver's socket, and from there to the receiver.
-    fn bounce_path(&self, a: VertexId, b: VertexId) -> Option<Vec<LinkId>> {
-        let down = self.chain(b);
-        let socket = down.last()?.0;
-        let memory = self.neighbours[socket.index()].iter().find(|(vertex, _)| self.kind(*vertex) == VertexKind::HostMemory)?;
-        let up = self.chain(a);
+    /// To the memory of a socket, the receiver's or the first, and from there to the receiver.
+    fn bounce_path(&self, a: VertexId, b: VertexId, access: Access) -> Option<Vec<LinkId>> {
+        let (up, down) = (self.chain(a), self.chain(b));
+        let (from, to) = (up.last()?.0, down.last()?.0);
+        let home = match access {
+            Access::BounceFirst => self.machine.vertices.iter().find(|(_, v)| matches!(v.part, VertexKind::Socket { .. }))?.0,
+            _ => to,
+        };
+        let memory = self.neighbours[home.index()].iter().find(|(vertex, _)| self.kind(*vertex) == VertexKind::HostMemory)?;
         let mut path: Vec<LinkId> = up[1..].iter().filter_map(|step| step.1).collect();
-        let from = up.last()?.0;
-        if from != socket {
-            path.extend(self.search(
-                from,
-                socket,
-                |id| matches!(self.machine.links[id].kind, LinkKind::Xgmi | LinkKind::Upi | LinkKind::C2c),
-                |vertex| matches!(self.kind(vertex), VertexKind::Socket { .. }),
-            )?);
-        }
-        path.push(memory.1);
-        path.push(memory.1);
+        path.extend(self.between_sockets(from, home)?);
+        path.extend([memory.1, memory.1]);
+        path.extend(self.between_sockets(home, to)?);
         path.extend(down[1..].iter().rev().filter_map(|step| step.1));
         Some(path)
+    }
+
+    /// The way from one socket to another; none is needed to itself.
+    fn between_sockets(&self, from: VertexId, to: VertexId) -> Option<Vec<LinkId>> {
+        if from == to {
+            return Some(Vec::new());
+        }
+        self.search(
+            from,
+            to,
+            |id| matches!(self.machine.links[id].kind, LinkKind::Xgmi | LinkKind::Upi | LinkKind::C2c),
+            |vertex| matches!(self.kind(vertex), VertexKind::Socket { .. }),
+        )
     }
 
     /// Max-min fair rates of flows over routes, each capped by what its sender does, with the machine's defects applied.

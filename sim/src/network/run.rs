@@ -22,6 +22,8 @@ pub struct Transfer {
     /// Transfers of lower index that must have left, each with the time that must pass after it: none for the sender's own previous one,
     /// path latency and step overhead for one received.
     pub after: Vec<(TransferId, Duration)>,
+    /// Transfers of lower index that must have started, each with the time that must pass after it: what is passed on piece by piece.
+    pub after_start: Vec<(TransferId, Duration)>,
 }
 
 /// When a transfer happened.
@@ -68,6 +70,7 @@ struct Runner<'a> {
     transfers: &'a [Transfer],
     waiting: Vec<u32>,
     followers: Vec<Vec<(TransferId, Duration)>>,
+    start_followers: Vec<Vec<(TransferId, Duration)>>,
     spans: Vec<Span>,
     /// Transfers whose first byte moves at a known time.
     starts: BinaryHeap<Reverse<(Time, TransferId)>>,
@@ -78,18 +81,21 @@ struct Runner<'a> {
 impl<'a> Runner<'a> {
     fn new(network: &'a Network<'a>, routes: &'a [Route], transfers: &'a [Transfer]) -> Result<Self, RunError> {
         let mut followers = vec![Vec::new(); transfers.len()];
+        let mut start_followers = vec![Vec::new(); transfers.len()];
         let mut waiting = vec![0u32; transfers.len()];
         for (index, transfer) in transfers.iter().enumerate() {
             let id = TransferId::try_from(index).map_err(|_| RunError::Malformed(TransferId::MAX))?;
             if transfer.route as usize >= routes.len() {
                 return Err(RunError::Malformed(id));
             }
-            for &(other, delay) in &transfer.after {
-                if other >= id {
-                    return Err(RunError::Malformed(id));
+            for (list, lists) in [(&transfer.after, &mut followers), (&transfer.after_start, &mut start_followers)] {
+                for &(other, delay) in list {
+                    if other >= id {
+                        return Err(RunError::Malformed(id));
+                    }
+                    lists[other as usize].push((id, delay));
+                    waiting[index] += 1;
                 }
-                followers[other as usize].push((id, delay));
-                waiting[index] += 1;
             }
         }
         Ok(Self {
@@ -98,6 +104,7 @@ impl<'a> Runner<'a> {
             transfers,
             waiting,
             followers,
+            start_followers,
             spans: transfers.iter().map(|transfer| Span { start: transfer.earliest, end: transfer.earliest }).collect(),
             starts: BinaryHeap::new(),
             active: Vec::new(),
@@ -158,12 +165,17 @@ impl<'a> Runner<'a> {
         self.spans[id as usize].end = now;
         for index in 0..self.followers[id as usize].len() {
             let (follower, delay) = self.followers[id as usize][index];
-            let span = &mut self.spans[follower as usize];
-            span.start = span.start.max(now + delay);
-            self.waiting[follower as usize] -= 1;
-            if self.waiting[follower as usize] == 0 {
-                self.starts.push(Reverse((span.start, follower)));
-            }
+            self.release(follower, now + delay);
+        }
+    }
+
+    /// One thing less that a transfer waits for; it may not start before `at`.
+    fn release(&mut self, follower: TransferId, at: Time) {
+        let span = &mut self.spans[follower as usize];
+        span.start = span.start.max(at);
+        self.waiting[follower as usize] -= 1;
+        if self.waiting[follower as usize] == 0 {
+            self.starts.push(Reverse((span.start, follower)));
         }
     }
 
@@ -174,6 +186,10 @@ impl<'a> Runner<'a> {
                 break;
             }
             self.starts.pop();
+            for index in 0..self.start_followers[id as usize].len() {
+                let (follower, delay) = self.start_followers[id as usize][index];
+                self.release(follower, now + delay);
+            }
             let transfer = &self.transfers[id as usize];
             if transfer.wire_bytes == 0 {
                 self.complete(id, now);

@@ -13,6 +13,7 @@ mod index;
 pub mod init_plans;
 mod machine;
 pub mod models;
+mod nccl_log;
 mod safetensors;
 pub mod topology;
 
@@ -23,6 +24,7 @@ pub use graph_text::check_graph_text;
 pub use index::check_index;
 pub use init_plans::check_init_plan;
 pub use machine::check_machine;
+pub use nccl_log::check_nccl_log;
 pub use safetensors::check_safetensors;
 pub use topology::{check_import_log, check_import_lspci, check_import_lspci_tree, check_import_nccl, check_import_p2p, check_import_smi};
 
@@ -36,17 +38,18 @@ pub const TARGETS: &[(&str, Check)] = &[
     ("graph_text", check_graph_text),
     ("init_plan", check_init_plan),
     ("machine", check_machine),
+    ("nccl_log", check_nccl_log),
     ("safetensors", check_safetensors),
     ("index", check_index),
-    ("launch_case", check_launch_case),
-    ("launch_command", check_launch_command),
-    ("launch_log", check_launch_log),
     ("import_smi", check_import_smi),
     ("import_nccl", check_import_nccl),
     ("import_lspci", check_import_lspci),
     ("import_lspci_tree", check_import_lspci_tree),
     ("import_p2p", check_import_p2p),
     ("import_log", check_import_log),
+    ("launch_case", check_launch_case),
+    ("launch_command", check_launch_command),
+    ("launch_log", check_launch_log),
 ];
 
 /// What every rejection must be: a reason of a readable length, whatever the input was.

@@ -33,33 +33,82 @@ pub struct KernelResources {
 
 /// Compiles every source for `sm_<architecture>`, or reads it from the cache.
 pub fn compile_all(search: &Search, architecture: &str) -> Result<Cubins, GpuError> {
-    let (version, options) = compiler(search, architecture)?;
-    let cache = cache_folder();
-    let mut files = Vec::new();
-    for source in SOURCES {
-        let key = content_key(source, architecture, version);
-        let path = cache.as_ref().map(|c| c.join(format!("{}-{key:016x}.cubin", source.name.trim_end_matches(".cu"))));
-        let cached = path.as_ref().and_then(|p| fs::read(p).ok());
-        let cubin = match cached {
-            Some(cubin) => cubin,
-            None => {
-                let cubin = compile(source, &options)?;
-                if let Some(path) = &path {
-                    store(path, &cubin);
-                }
-                cubin
-            }
-        };
-        files.push((source.name, cubin));
+    compile_each(search, architecture, SOURCES, HEADERS)
+}
+
+/// Compiles every source with `from` replaced by `to` wherever it stands: deliberately wrong kernels for the checks.
+///
+/// Errors where no source holds `from`.
+pub fn compile_changed(search: &Search, architecture: &str, from: &str, to: &str) -> Result<Cubins, GpuError> {
+    if !HEADERS.iter().chain(SOURCES).any(|s| s.text.contains(from)) {
+        return Err(GpuError::new("changing a kernel", format!("no source holds {from:?}")));
     }
+    // A change lives as long as the program: there are a handful.
+    let changed = |s: &Source| match s.text.contains(from) {
+        true => Source { name: s.name, text: Box::leak(s.text.replace(from, to).into_boxed_str()) },
+        false => *s,
+    };
+    let (sources, headers): (Vec<Source>, Vec<Source>) = (SOURCES.iter().map(changed).collect(), HEADERS.iter().map(changed).collect());
+    compile_each(search, architecture, &sources, &headers)
+}
+
+/// Each source by the cache, or compiled: several at a time, as start-up waits for the slowest.
+fn compile_each(search: &Search, architecture: &str, sources: &[Source], headers: &[Source]) -> Result<Cubins, GpuError> {
+    let (version, options) = compiler(search, architecture)?;
+    let options = &options;
+    let one = move |source: &Source| Ok((source.name, cached(source, headers, architecture, version, options)?));
+    let files = std::thread::scope(|scope| {
+        let running: Vec<_> = sources.iter().map(|source| scope.spawn(move || one(source))).collect();
+        let ended = |r: std::thread::ScopedJoinHandle<'_, Result<(&'static str, Vec<u8>), GpuError>>| {
+            r.join().unwrap_or_else(|_| Err(GpuError::new("compiling", "a thread panicked")))
+        };
+        running.into_iter().map(ended).collect::<Result<Vec<_>, _>>()
+    })?;
     Ok(Cubins { files })
+}
+
+/// Compiles one source for `sm_<architecture>`, or reads it from the cache.
+pub fn compile_one(search: &Search, architecture: &str, source: &Source) -> Result<Vec<u8>, GpuError> {
+    let (version, options) = compiler(search, architecture)?;
+    cached(source, HEADERS, architecture, version, &options)
+}
+
+fn cached(source: &Source, headers: &[Source], architecture: &str, version: (u32, u32), options: &[CString]) -> Result<Vec<u8>, GpuError> {
+    let headers = included(source, headers);
+    let key = content_key(source, &headers, architecture, version);
+    let path = cache_folder().map(|c| c.join(format!("{}-{key:016x}.cubin", source.name.trim_end_matches(".cu"))));
+    if let Some(cubin) = path.as_ref().and_then(|p| fs::read(p).ok()) {
+        return Ok(cubin);
+    }
+    let (cubin, _) = compile_with(source, &headers, options)?;
+    if let Some(path) = &path {
+        store(path, &cubin);
+    }
+    Ok(cubin)
+}
+
+/// The headers that a source includes, directly or through another.
+fn included(source: &Source, headers: &[Source]) -> Vec<Source> {
+    let mut found: Vec<Source> = Vec::new();
+    let mut texts = vec![source.text];
+    while let Some(text) = texts.pop() {
+        for h in headers {
+            if text.contains(&format!("#include \"{}\"", h.name)) && !found.contains(h) {
+                found.push(*h);
+                texts.push(h.text);
+            }
+        }
+    }
+    found.sort_by_key(|h| h.name);
+    found
 }
 
 /// Compiles every source for `sm_<architecture>` without the cache and returns what each kernel takes, by source.
 pub fn resources(search: &Search, architecture: &str) -> Result<Vec<(&'static str, Vec<KernelResources>)>, GpuError> {
     let (_, mut options) = compiler(search, architecture)?;
     options.push(CString::from(c"--ptxas-options=-v"));
-    SOURCES.iter().map(|source| Ok((source.name, parse_resources(&compile_logged(source, &options)?.1)))).collect()
+    let all = SOURCES.iter().chain([&crate::doctor::SOURCE]);
+    all.map(|source| Ok((source.name, parse_resources(&compile_with(source, HEADERS, &options)?.1)))).collect()
 }
 
 /// ptxas names the kernel, then its stack and spills, then its registers and shared memory, each on a line of its own.
@@ -113,26 +162,22 @@ fn options(architecture: &str, include: &Path) -> Result<Vec<CString>, GpuError>
 }
 
 /// FNV-1a over everything that decides the result. A wrong hit would need a collision among a handful of files.
-fn content_key(source: &Source, architecture: &str, version: (u32, u32)) -> u64 {
+fn content_key(source: &Source, headers: &[Source], architecture: &str, version: (u32, u32)) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let version = format!("{}.{}", version.0, version.1);
-    let parts = HEADERS.iter().map(|h| h.text).chain([source.text, architecture, version.as_str()]);
+    let parts = headers.iter().map(|h| h.text).chain([source.text, architecture, version.as_str()]);
     for byte in parts.flat_map(|p| p.bytes().chain([0])) {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     }
     hash
 }
 
-fn compile(source: &Source, options: &[CString]) -> Result<Vec<u8>, GpuError> {
-    compile_logged(source, options).map(|(cubin, _)| cubin)
-}
-
 /// The CUBIN and what the compiler said.
-fn compile_logged(source: &Source, options: &[CString]) -> Result<(Vec<u8>, String), GpuError> {
+fn compile_with(source: &Source, headers: &[Source], options: &[CString]) -> Result<(Vec<u8>, String), GpuError> {
     let text = CString::new(source.text).map_err(|e| GpuError::new("NVRTC", e.to_string()))?;
     let name = CString::new(source.name).map_err(|e| GpuError::new("NVRTC", e.to_string()))?;
-    let headers: Vec<CString> = HEADERS.iter().filter_map(|h| CString::new(h.text).ok()).collect();
-    let names: Vec<CString> = HEADERS.iter().filter_map(|h| CString::new(h.name).ok()).collect();
+    let names: Vec<CString> = headers.iter().filter_map(|h| CString::new(h.name).ok()).collect();
+    let headers: Vec<CString> = headers.iter().filter_map(|h| CString::new(h.text).ok()).collect();
     let pointers = |list: &[CString]| -> Vec<*const c_char> { list.iter().map(|s| s.as_ptr()).collect() };
     let (header_pointers, name_pointers, option_pointers) = (pointers(&headers), pointers(&names), pointers(options));
     let mut program: sys::nvrtcProgram = ptr::null_mut();

@@ -6,12 +6,14 @@ use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, S
 use crate::device::Device;
 use crate::nccl::{Communicator, Handle, Nccl};
 use cudarc::driver::{DriverError, result, sys};
-use moetwin_kernels::launch::Launch;
+use moetwin_kernels::launch::{Launch, SHARED_LIMIT_BYTES};
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+/// Dynamic shared memory that a kernel may have without asking for it.
+const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 /// Streams of a rank.
 const STREAMS: usize = 2;
 /// How long a wait looks without pause: a decode step ends within it, and a pause would add to every step.
@@ -30,6 +32,7 @@ pub struct DriverGpu {
     modules: BTreeMap<&'static str, sys::CUmodule>,
     functions: BTreeMap<&'static str, sys::CUfunction>,
     allocations: Vec<sys::CUdeviceptr>,
+    chained: [bool; STREAMS],
     communicators: BTreeMap<u32, Communicator>,
     handles: Handles,
     graphs: BTreeMap<usize, (sys::CUgraph, sys::CUgraphExec)>,
@@ -62,6 +65,7 @@ impl DriverGpu {
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
             allocations: Vec::new(),
+            chained: [false; STREAMS],
             communicators: BTreeMap::new(),
             handles,
             graphs: BTreeMap::new(),
@@ -80,6 +84,10 @@ impl DriverGpu {
         }
         Ok(gpu)
     }
+    /// Whether the latest operation of a stream is a kernel, so that the next kernel may begin while it ends.
+    fn chain(&mut self, stream: Stream) -> &mut bool {
+        &mut self.chained[(stream as usize).min(STREAMS - 1)]
+    }
     fn stream(&self, stream: Stream) -> Result<sys::CUstream, GpuError> {
         self.streams.get(stream as usize).copied().ok_or_else(|| GpuError::new("stream", format!("{stream} of {STREAMS}")))
     }
@@ -91,6 +99,12 @@ impl DriverGpu {
         let name = CString::new(launch.kernel).map_err(|e| GpuError::new("kernel name", e.to_string()))?;
         // SAFETY: the module is loaded and stays so as long as this GPU lives.
         let function = unsafe { result::module::get_function(module, name) }.map_err(failed(format!("kernel {}", launch.kernel)))?;
+        if launch.shared_bytes > DEFAULT_SHARED_BYTES {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function belongs to a loaded module of this context.
+            unsafe { result::function::set_function_attribute(function, attribute, SHARED_LIMIT_BYTES as i32) }
+                .map_err(failed(format!("shared memory of {}", launch.kernel)))?;
+        }
         self.functions.insert(launch.kernel, function);
         Ok(function)
     }
@@ -101,6 +115,15 @@ impl DriverGpu {
         let made = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(failed("cuEventCreate"))?;
         self.events.insert(event, made);
         Ok(made)
+    }
+}
+
+impl DriverGpu {
+    /// Frees all memory; captured graphs that name it may not be replayed any more.
+    pub(super) fn free_all(&mut self) {
+        for address in self.allocations.clone() {
+            self.free(address);
+        }
     }
 }
 
@@ -126,39 +149,53 @@ impl Gpu for DriverGpu {
         unsafe { result::memcpy_dtoh_sync(bytes, from) }.map_err(failed("copy to host"))
     }
     fn fill(&mut self, stream: Stream, to: Address, byte: u8, bytes: u64) -> Result<(), GpuError> {
+        *self.chain(stream) = false;
         let stream = self.stream(stream)?;
         // SAFETY: the range lies in one of this GPU's allocations.
         unsafe { result::memset_d8_async(to, byte, bytes as usize, stream) }.map_err(failed("memset"))
     }
     fn copy(&mut self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), GpuError> {
+        *self.chain(stream) = false;
         let stream = self.stream(stream)?;
         // SAFETY: both ranges lie in this GPU's allocations.
         unsafe { result::memcpy_dtod_async(to, from, bytes as usize, stream) }.map_err(failed("copy on device"))
     }
     fn launch(&mut self, stream: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
+        let chained = std::mem::replace(self.chain(stream), true);
         let (function, stream) = (self.function(launch)?, self.stream(stream)?);
         let mut cells = args.to_vec();
         let mut pointers: Vec<*mut c_void> = cells.iter_mut().map(|c| std::ptr::from_mut(c).cast()).collect();
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: launch.grid.0,
+            gridDimY: launch.grid.1,
+            gridDimZ: launch.grid.2,
+            blockDimX: launch.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared_bytes,
+            hStream: stream,
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(chained),
+        };
         // SAFETY: the cells follow the kernel's parameter list (little-endian, so that smaller types read their low bytes) and are copied
-        // by the call; addresses belong to this GPU.
-        unsafe {
-            result::launch_kernel(
-                function,
-                (launch.grid.0, launch.grid.1, 1),
-                (launch.block, 1, 1),
-                launch.shared_bytes,
-                stream,
-                &mut pointers,
-            )
-        }
-        .map_err(failed(format!("launching {}", launch.kernel)))
+        // by the call; addresses belong to this GPU. Every kernel waits for the ones before it before it touches what they write.
+        unsafe { sys::cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), std::ptr::null_mut()) }
+            .result()
+            .map_err(failed(format!("launching {}", launch.kernel)))
     }
     fn record(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
+        *self.chain(stream) = false;
         let (event, stream) = (self.event(event)?, self.stream(stream)?);
         // SAFETY: both are alive and of this context.
         unsafe { result::event::record(event, stream) }.map_err(failed("cuEventRecord"))
     }
     fn wait(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
+        *self.chain(stream) = false;
         let (event, stream) = (self.event(event)?, self.stream(stream)?);
         // SAFETY: both are alive and of this context.
         unsafe { result::stream::wait_event(stream, event, sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }
@@ -174,6 +211,7 @@ impl Gpu for DriverGpu {
         Ok(())
     }
     fn communicate(&mut self, stream: Stream, communicator: u32, element: Element, calls: &[Call]) -> Result<(), GpuError> {
+        *self.chain(stream) = false;
         let stream = self.stream(stream)?;
         let made = self
             .communicators
@@ -182,11 +220,13 @@ impl Gpu for DriverGpu {
         made.run(stream, element, calls).map_err(|e| GpuError::new("NCCL", e.to_string()).of_peers())
     }
     fn begin_capture(&mut self) -> Result<(), GpuError> {
+        self.chained = [false; STREAMS];
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive and idle or ordered.
         unsafe { result::stream::begin_capture(self.streams[0], mode) }.map_err(failed("begin capture"))
     }
     fn end_capture(&mut self) -> Result<Captured, GpuError> {
+        self.chained = [false; STREAMS];
         // SAFETY: a capture was begun on this stream by this thread.
         let graph = unsafe { result::stream::end_capture(self.streams[0]) }.map_err(failed("end capture"))?;
         // SAFETY: the graph was just captured.
@@ -197,11 +237,13 @@ impl Gpu for DriverGpu {
         Ok(Captured(number))
     }
     fn replay(&mut self, graph: Captured) -> Result<(), GpuError> {
+        self.chained = [false; STREAMS];
         let (_, exec) = *self.graphs.get(&graph.0).ok_or_else(|| GpuError::new("graph", format!("{} is not captured", graph.0)))?;
         // SAFETY: the executable graph lives until this GPU is dropped, and so does all memory it names.
         unsafe { result::graph::launch(exec, self.streams[0]) }.map_err(failed("graph launch"))
     }
     fn mark(&mut self, stream: Stream, mark: u32) -> Result<(), GpuError> {
+        *self.chain(stream) = false;
         let (index, stream) = (mark as usize, self.stream(stream)?);
         while self.marks.len() <= index {
             self.marks.push(result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(failed("cuEventCreate"))?);
@@ -216,6 +258,7 @@ impl Gpu for DriverGpu {
         self.marks[..self.marked].iter().position(|e| !reached(e)).map(|i| i as u32)
     }
     fn synchronize(&mut self, deadline: Duration) -> Result<(), GpuError> {
+        self.chained = [false; STREAMS];
         let begin = Instant::now();
         for i in 0..self.streams.len() {
             loop {

@@ -37,14 +37,19 @@ pub(super) fn parts(
     match node.op {
         Op::AllReduce { .. } => {
             let count = planner.elements(node.inputs[0], rank)?;
-            let call = Call::AllReduce { from: places.inputs[0], to: places.outputs[0], count };
-            Ok((vec![Part::Calls(element_of(graph, node.inputs[0]), vec![call])], 0))
+            planner.summed(count, places, |to| Ok(vec![Call::AllReduce { from: places.inputs[0], to, count }]))
         }
         Op::AllGather { dim: 0, .. } => planner.gather_rows(places.inputs[0], places.outputs[0]).map(|p| (vec![p], 0)),
         Op::AllGather { .. } => planner.gather_columns(places),
-        Op::ReduceScatter { dim: 0, .. } => planner.reduce_rows(places.inputs[0], places.outputs[0]).map(|p| (vec![p], 0)),
+        Op::ReduceScatter { dim: 0, .. } => {
+            let kept = planner.elements(node.outputs[0], rank)?;
+            planner.summed(kept, places, |to| planner.reduce_rows(places.inputs[0], to))
+        }
         Op::Dispatch => planner.dispatch(places).map(|p| (p, 0)),
-        Op::Combine => planner.combine(places).map(|p| (vec![p], 0)),
+        Op::Combine => {
+            let kept = planner.elements(node.outputs[0], rank)?;
+            planner.summed(kept, places, |to| planner.combine(places, to))
+        }
         Op::Slice { dim, .. } => planner.slice(dim, places).map(|p| (p, 0)),
         _ => Err(GpuError::new(node.op.name(), "has no CUDA form for this dimension")),
     }
@@ -108,8 +113,29 @@ impl Planner<'_> {
         parts.extend(copies);
         Ok((parts, offset * element.bytes()))
     }
+    /// Sums of `count` elements on this rank. Partial sums are f32: where the result is bf16, they are added in f32 in scratch memory and
+    /// rounded once.
+    fn summed(
+        &self,
+        count: u64,
+        places: &Places<'_>,
+        calls: impl FnOnce(Address) -> Result<Vec<Call>, GpuError>,
+    ) -> Result<(Vec<Part>, u64), GpuError> {
+        let (from, to) = (element_of(self.graph, self.node.inputs[0]), element_of(self.graph, self.node.outputs[0]));
+        if from == to {
+            return Ok((vec![Part::Calls(from, calls(places.outputs[0])?)], 0));
+        }
+        if (from, to) != (Element::F32, Element::Bf16) {
+            return Err(GpuError::new(self.node.op.name(), format!("has no CUDA form from {from:?} to {to:?}")));
+        }
+        let mut parts = vec![Part::Calls(from, calls(places.scratch)?)];
+        if count > 0 {
+            parts.push(round(places.scratch, places.outputs[0], count)?);
+        }
+        Ok((parts, count * from.bytes()))
+    }
     /// The sum of every member's rows goes to the member that keeps them.
-    fn reduce_rows(&self, from: Address, to: Address) -> Result<Part, GpuError> {
+    fn reduce_rows(&self, from: Address, to: Address) -> Result<Vec<Call>, GpuError> {
         let (input, output) = (self.node.inputs[0], self.node.outputs[0]);
         let element = element_of(self.graph, input);
         let width = self.width(input, self.rank)?;
@@ -122,7 +148,7 @@ impl Planner<'_> {
                 }
             }
         }
-        Ok(Part::Calls(element, calls))
+        Ok(calls)
     }
     /// Every member's rows go to its slots on every member; slots beyond its rows have no expert. A row none of whose experts a member
     /// holds costs a transfer and no arithmetic: its ids are others'.
@@ -146,7 +172,7 @@ impl Planner<'_> {
         }
         Ok(parts)
     }
-    fn combine(&self, places: &Places<'_>) -> Result<Part, GpuError> {
+    fn combine(&self, places: &Places<'_>, to: Address) -> Result<Vec<Call>, GpuError> {
         let (input, output) = (self.node.inputs[0], self.node.outputs[0]);
         let element = element_of(self.graph, input);
         let sizes = self.graph.local_sizes(input, self.rank).map_err(split)?;
@@ -155,15 +181,10 @@ impl Planner<'_> {
         for (root, &m) in (0u32..).zip(self.members) {
             let count = self.elements(output, m)?;
             if count > 0 {
-                calls.push(Call::Reduce {
-                    from: places.inputs[0] + u64::from(root) * slots * width * element.bytes(),
-                    to: places.outputs[0],
-                    count,
-                    root,
-                });
+                calls.push(Call::Reduce { from: places.inputs[0] + u64::from(root) * slots * width * element.bytes(), to, count, root });
             }
         }
-        Ok(Part::Calls(element, calls))
+        Ok(calls)
     }
     fn slice(&self, dim: u8, places: &Places<'_>) -> Result<Vec<Part>, GpuError> {
         let (input, output) = (self.node.inputs[0], self.node.outputs[0]);
@@ -192,6 +213,14 @@ impl Planner<'_> {
     }
 }
 
+/// f32 elements rounded to bf16.
+fn round(from: Address, to: Address, count: u64) -> Result<Part, GpuError> {
+    let blocks = u32::try_from(count.div_ceil(256).min(4096)).map_err(|e| GpuError::new("round", e.to_string()))?;
+    let args = vec![Arg::Scratch { offset: 0 }, Arg::Output(0), Arg::U64(count)];
+    let launch = Launch { source: "exchange.cu", kernel: "round_f32_bf16", grid: (blocks, 1, 1), block: 256, shared_bytes: 0, args };
+    Ok(Part::Kernel(launch, vec![from, to, count]))
+}
+
 /// Columns of bf16 matrices.
 #[expect(clippy::too_many_arguments, reason = "two matrices and a window, as the kernel takes them")]
 fn copy_columns(
@@ -205,7 +234,7 @@ fn copy_columns(
     width: u64,
 ) -> Result<Part, GpuError> {
     let int = |v: u64| u32::try_from(v).map(u64::from).map_err(|e| GpuError::new("copy_columns", e.to_string()));
-    let grid = (u32::try_from(rows).map_err(|e| GpuError::new("copy_columns", e.to_string()))?, 1);
+    let grid = (u32::try_from(rows).map_err(|e| GpuError::new("copy_columns", e.to_string()))?, 1, 1);
     let args = vec![Arg::Input(0), Arg::Output(0)];
     let launch = Launch { source: "exchange.cu", kernel: "copy_columns", grid, block: 256, shared_bytes: 0, args };
     Ok(Part::Kernel(launch, vec![from, to, int(from_width)?, int(to_width)?, int(from_column)?, int(to_column)?, int(width)?]))

@@ -4,12 +4,12 @@
 use super::driver_host::DriverHost;
 use super::gpu::{AbortSignal, Host};
 use super::inject::Injection;
-use super::parts::{decode, encode, from_bytes, to_bytes};
+use super::parts::{decode, encode, from_bytes};
 use super::progress::{Board, Doing, Failed, What};
 use super::rank::{Communicators, Membership, Notes, PartOfResult, RankFailure};
+use super::weights::read_weight;
 use super::worker::{Event, Job, Start, Worker};
 use crate::link::Link;
-use moetwin_kernels::launch::element_of;
 use moetwin_kernels::reference::Array;
 use moetwin_models::{Phase, RankId, TensorKind, WeightRef};
 use moetwin_runtime::init::InitPhase;
@@ -347,8 +347,8 @@ impl<H: Host> CudaExecutor<H> {
             if !self.loaded.insert((rank, weight)) {
                 continue;
             }
-            let value = weights.load(&program.graph, buffer.tensor, rank).map_err(|e| ExecuteError::Weights(e.to_string()))?;
-            self.send(rank, Job::Load(weight, to_bytes(&value, element_of(&program.graph, buffer.tensor))));
+            let load = read_weight(weights, &program.graph, buffer.tensor, rank).map_err(|e| ExecuteError::Weights(e.to_string()))?;
+            self.send(rank, Job::Load(weight, load));
             self.answers(LOADS - 1)?;
         }
         self.answers(0).map(drop)

@@ -11,6 +11,8 @@ pub mod inject;
 mod parts;
 pub mod progress;
 pub(crate) mod rank;
+pub mod trial;
+pub(crate) mod weights;
 pub(crate) mod worker;
 
 pub use driver_host::DriverHost;

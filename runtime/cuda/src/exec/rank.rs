@@ -3,6 +3,7 @@
 use super::exchange::{Part, Places, parts};
 use super::gpu::{AbortSignal, Address, Call, Captured, Gpu, GpuError};
 use super::progress::{Board, Doing, Failed, What};
+use super::weights::WeightLoad;
 use moetwin_kernels::launch::{Arg, Element, Launches, Table, element_of, launches};
 use moetwin_models::{IdVec, RankId, TensorKind, WeightRef};
 use moetwin_runtime::init::InitPhase;
@@ -180,11 +181,12 @@ impl<G: Gpu> Rank<G> {
         }
         Ok(())
     }
-    /// Copies a weight into device memory.
-    pub(crate) fn load(&mut self, weight: WeightRef, bytes: &[u8]) -> Result<(), GpuError> {
+    /// Brings a weight into device memory.
+    pub(crate) fn load(&mut self, weight: WeightRef, load: &WeightLoad) -> Result<(), GpuError> {
         self.begin(InitPhase::Load, What::Weight(weight), false);
-        let address = self.allocate(bytes.len() as u64)?;
-        self.gpu.write(address, bytes)?;
+        let address = self.allocate(load.bytes())?;
+        let tables = if load.table_bytes() > 0 { self.allocate(load.table_bytes())? } else { 0 };
+        load.place(&mut self.gpu, address, tables)?;
         self.weights.insert(weight, address);
         Ok(())
     }
@@ -416,6 +418,7 @@ impl<G: Gpu> Rank<G> {
             for arg in &launch.args {
                 cells.push(match arg {
                     Arg::Input(i) => places.inputs[*i],
+                    Arg::InputAt { index, offset } => places.inputs[*index] + offset,
                     Arg::Output(i) => places.outputs[*i],
                     Arg::Scratch { offset } => places.scratch + offset,
                     Arg::Table(table) => self.table(table)?,

@@ -4,6 +4,7 @@ use super::gpu::{Gpu, GpuError, Host};
 use super::inject::{Injecting, Injection, Saboteur};
 use super::progress::{Doing, Failed};
 use super::rank::{Communicators, Membership, Notes, PartOfResult, Rank, RankFailure};
+use super::weights::WeightLoad;
 use moetwin_models::{RankId, WeightRef};
 use moetwin_runtime::Program;
 use moetwin_runtime::reference::StepInputs;
@@ -17,7 +18,7 @@ use std::time::Duration;
 /// What a rank is told. Each is answered once.
 pub(crate) enum Job {
     Connect(Vec<Membership>),
-    Load(WeightRef, Vec<u8>),
+    Load(WeightRef, WeightLoad),
     Add(Arc<Program>, Arc<Communicators>, bool),
     Run(usize, Arc<StepInputs>),
 }
@@ -125,7 +126,7 @@ fn serve<G: Gpu>(rank: &mut Rank<G>, id: RankId, inbox: &Receiver<Job>, events: 
 fn obey<G: Gpu>(rank: &mut Rank<G>, job: Job) -> Result<Vec<PartOfResult>, GpuError> {
     match job {
         Job::Connect(memberships) => rank.connect(&memberships)?,
-        Job::Load(weight, bytes) => rank.load(weight, &bytes)?,
+        Job::Load(weight, load) => rank.load(weight, &load)?,
         Job::Add(program, communicators, capture) => rank.add(program, communicators, capture)?,
         Job::Run(key, inputs) => return rank.run(key, &inputs),
     }

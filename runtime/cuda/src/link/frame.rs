@@ -19,6 +19,8 @@ pub(super) enum Frame {
     Data { what: String, bytes: Vec<u8> },
     /// All parts.
     All { what: String, parts: Vec<Vec<u8>> },
+    /// The sender is done and closes its connection.
+    Bye,
     /// Somebody failed.
     Failed { with_peers: bool, failed: Failed },
 }
@@ -38,6 +40,9 @@ impl Frame {
                 for part in parts {
                     out.bytes(part);
                 }
+            }
+            Frame::Bye => {
+                out.number(4);
             }
             Frame::Failed { with_peers, failed } => {
                 out.number(3).number(u64::from(*with_peers)).number(u64::from(failed.rank.0));
@@ -60,6 +65,7 @@ impl Frame {
                 let (with_peers, rank) = (from.number()? != 0, RankId(u32::try_from(from.number()?).ok()?));
                 Frame::Failed { with_peers, failed: Failed { rank, phase: from.text()?, command: from.text()?, problem: from.text()? } }
             }
+            4 => Frame::Bye,
             _ => return None,
         };
         from.is_empty().then_some(frame)
@@ -152,6 +158,7 @@ mod tests {
         let failed = Failed { rank: RankId(3), phase: "connect".into(), command: "c".into(), problem: "p".into() };
         let frames = [
             Frame::Beat,
+            Frame::Bye,
             Frame::Data { what: "x".into(), bytes: vec![1, 2, 3] },
             Frame::All { what: "y".into(), parts: vec![vec![], vec![9; 300]] },
             Frame::Failed { with_peers: true, failed },

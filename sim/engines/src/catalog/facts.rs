@@ -4,6 +4,9 @@ use crate::model::{AttentionKind, Model};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
+/// Largest length, count or width that is taken: products of three stay within 64 bits.
+const MOST: u64 = 1_000_000;
+
 /// Sets every figure of the question; unknown names stay in [`Model::given`].
 pub(super) fn apply(model: &mut Model, facts: &BTreeMap<String, Value>) {
     for (name, value) in facts {
@@ -20,6 +23,10 @@ pub(super) fn apply(model: &mut Model, facts: &BTreeMap<String, Value>) {
             reals(model, name, value);
             continue;
         };
+        if n > MOST {
+            model.assumptions.push(format!("{name} = {n} is not a length that a model can have, and is left out"));
+            continue;
+        }
         let field = match name.as_str() {
             "layers" => &mut model.layers,
             "hidden" => &mut model.hidden,

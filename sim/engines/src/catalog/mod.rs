@@ -57,6 +57,7 @@ mod tests {
         assert!(!unknown.assumptions.is_empty());
         assert_eq!(named("<path>", "DeepSeek-V3/R1 class, PD decode node").experts, Some(256));
         assert_eq!(named("Qwen/Qwen3-30B-A3B-AWQ", "").weights.method, "awq");
+        assert!(!named("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "").moe);
         assert!(!named("Qwen/Qwen2.5-0.5B-Instruct", "").moe);
     }
 
@@ -92,6 +93,21 @@ mod tests {
             let parts = Parts::of(&named(name, "")).expect("known");
             let got = (parts.total().bytes + parts.mtp.iter().map(|l| l.total().bytes).sum::<f64>()) / f64::from(1 << 30);
             assert!((got / gib - 1.0).abs() < 0.03, "{name}: {got} of {gib}");
+        }
+    }
+
+    proptest::proptest! {
+        /// Any name and any figures give a model whose parts, if it has any, are finite.
+        #[test]
+        fn any_name_is_resolved(
+            name in "[-a-zA-Z0-9./<>_ ]{0,40}|(deepseek-v4-flash|qwen3.6-35b-a3b|kimi-k2.5|llama-3.3-70b|x-70b-a3b)(-fp8|-nvfp4|-awq|-int4|-bf16)?",
+            figures in proptest::collection::btree_map("layers|hidden|experts|kv_heads|head_dim|vocab|moe_intermediate|checkpoint_gib|quant", 0u64..1_000_000, 0..4),
+        ) {
+            let facts = figures.into_iter().map(|(k, v)| (k, json!(v))).collect();
+            let model = resolve(&name, "", &facts, None);
+            if let Some(parts) = Parts::of(&model) {
+                proptest::prop_assert!(parts.total().bytes.is_finite() && parts.total().bytes >= 0.0);
+            }
         }
     }
 }

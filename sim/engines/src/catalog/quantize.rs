@@ -16,6 +16,7 @@ const WORDS: &[(&str, &str)] = &[
     ("fp4", "nvfp4"),
     ("mxfp4", "mxfp4"),
     ("w4afp8", "w4afp8"),
+    ("w4a8", "w4afp8"),
     ("awq", "awq"),
     ("gptq", "gptq"),
     ("autoround", "gptq"),
@@ -24,6 +25,8 @@ const WORDS: &[(&str, &str)] = &[
     ("w4a16", "int4"),
     ("int4", "int4"),
     ("4bit", "int4"),
+    ("q4", "int4"),
+    ("q8", "int8"),
     ("fp8", "fp8"),
     ("bf16", "bf16"),
     ("bfloat16", "bf16"),
@@ -130,9 +133,9 @@ pub(super) fn format_of(scheme: &WeightScheme) -> WeightFormat {
 }
 
 /// Whether a scheme covers the attention's projections in the checkpoints that people publish: NVFP4 ones leave them in 16 bits
-/// (NVIDIA's and most of the community's exclude lists), MXFP4 ones cover the experts alone.
+/// (NVIDIA's and most of the community's exclude lists) unless they are weight-only, MXFP4 ones cover the experts alone.
 pub(super) fn covers_attention(scheme: &WeightScheme) -> bool {
-    !scheme.experts_only && !matches!(scheme.method.as_str(), "nvfp4" | "mxfp4" | "w4afp8" | "bf16")
+    scheme.weight_only || !scheme.experts_only && !matches!(scheme.method.as_str(), "nvfp4" | "mxfp4" | "w4afp8" | "bf16")
 }
 
 /// Stores a model's weights as a scheme would: embedding, head, norms and routers stay, attention where the scheme covers it.

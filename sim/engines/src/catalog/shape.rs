@@ -250,7 +250,7 @@ fn linear(hidden: u64, spec: &LinearAttentionSpec) -> LayerParts {
 
 /// From figures alone: layers, hidden size and vocabulary must be known.
 fn of_figures(model: &Model) -> Option<Parts> {
-    let (layers, hidden, vocab) = (model.layers?, model.hidden?, model.vocab?);
+    let (layers, hidden, vocab) = (model.layers.filter(|l| *l <= 4096)?, model.hidden?, model.vocab?);
     let shape = &model.shape;
     let plain = WeightFormat::Bf16;
     let rest = if model.weights.experts_only { plain } else { format_of(&model.weights) };
@@ -270,7 +270,7 @@ fn of_figures(model: &Model) -> Option<Parts> {
         if let (Some(experts), true) = (model.experts, i >= dense_layers) {
             let width = model.moe_intermediate?;
             part.experts = mlp(experts_format, hidden, width).times(experts as f64);
-            part.shared = mlp(rest, hidden, model.shared_experts.unwrap_or(0) * width);
+            part.shared = mlp(rest, hidden, width).times(model.shared_experts.unwrap_or(0) as f64);
             part.replicated = part.replicated.plus(Amount::of(plain, &[(experts, hidden)]));
         }
         if i < dense_layers || shape.dense_beside_experts {

@@ -4,7 +4,7 @@ mod gpus;
 mod read;
 
 pub use gpus::{GPUS, Gpu, find, said_sm, shared_memory_per_block_kib};
-pub use read::read;
+pub use read::{of_machine, read};
 
 /// How the GPUs of a launch reach each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

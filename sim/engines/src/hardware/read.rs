@@ -3,6 +3,7 @@
 use super::gpus::{find, said_sm};
 use super::{Hardware, Interconnect};
 use crate::question::HardwareText;
+use moetwin_sim::machine::{LinkKind, Machine};
 use serde_json::Value;
 
 /// Reads the description of a machine. What it leaves open comes from the table of GPUs; assumptions say so.
@@ -41,6 +42,20 @@ pub fn read(text: &HardwareText) -> Hardware {
         assumed
     });
     hardware
+}
+
+/// A described machine in the words of a question. NVLink is said where links of it are described.
+pub fn of_machine(machine: &Machine) -> HardwareText {
+    let gpu = machine.gpu(0);
+    let nvlink = machine.links.iter().any(|(_, link)| matches!(link.kind, LinkKind::NvLink { .. }));
+    HardwareText {
+        gpu: gpu.map(|g| format!("{} (SM{})", g.name, g.sm())).unwrap_or_default(),
+        count: u32::try_from(machine.gpu_count()).ok(),
+        // What the driver reports is in the table of GPUs; a machine file's figure counts for GPUs that the table lacks.
+        memory_gib: gpu.filter(|g| find(&g.name).is_none()).map(|g| g.memory_bytes.value as f64 / f64::from(1u32 << 30)),
+        interconnect: if nvlink { "NVLink/NVSwitch" } else { "PCIe, no NVLink" }.to_owned(),
+        ..HardwareText::default()
+    }
 }
 
 impl Interconnect {
@@ -154,5 +169,16 @@ mod tests {
         assert_eq!(major_minor("cu130"), Some((13, 0)));
         assert_eq!(major_minor("13.0.1"), Some((13, 0)));
         assert_eq!(major_minor("unknown"), None);
+    }
+
+    proptest::proptest! {
+        /// Any description is read, and what the table of GPUs says is within reason.
+        #[test]
+        fn any_description_is_read(gpu in "(?s).{0,40}|[0-9]{1,3}x? ?(H100|L4|RTX 4090|GB10)[ -]?[0-9]{0,3}(GB)?", links in "(?s).{0,60}", cuda in ".{0,8}") {
+            let text = HardwareText { gpu, interconnect: links, cuda: Some(cuda), ..HardwareText::default() };
+            let hardware = read(&text);
+            proptest::prop_assert!(hardware.nodes >= 1);
+            proptest::prop_assert!(hardware.memory_gib.is_none_or(|g| g > 1.0 && g < 1024.0));
+        }
     }
 }

@@ -53,6 +53,8 @@ pub(super) struct Ledger {
     pub(super) pool: f64,
     /// How far the pool may be off.
     pub(super) error: f64,
+    /// By how much it may be short before that is called a fault.
+    pub(super) margin: f64,
     pub(super) cost: Option<Cost>,
     /// Longest request that the engine insists on.
     pub(super) length: Option<f64>,
@@ -104,6 +106,7 @@ fn ledger(settings: &Settings, model: &Model, hardware: &Hardware, parts: &Parts
         Held { lines: lines.collect() }
     };
     let stages: Vec<Held> = weights::held(parts, &cut, kv_heads).into_iter().map(|h| transients::grown(scaled(h), growth)).collect();
+    let weights_of_stages: Vec<f64> = stages.iter().map(Held::gib).collect();
     let heaviest = stages.into_iter().max_by(|a, b| a.gib().total_cmp(&b.gib())).unwrap_or_default();
     let plain =
         weights::held(parts, &cut.plain(), kv_heads).into_iter().map(|h| transients::grown(scaled(h), growth).gib()).fold(0.0, f64::max);
@@ -127,7 +130,7 @@ fn ledger(settings: &Settings, model: &Model, hardware: &Hardware, parts: &Parts
     };
     match settings.engine {
         Engine::Sglang => sglang_pool(settings, model, hardware, &mut ledger),
-        Engine::Vllm => vllm_pool(settings, model, hardware, &mut ledger),
+        Engine::Vllm => vllm_pool(settings, model, hardware, &weights_of_stages, &mut ledger),
     }
     ledger
 }
@@ -208,38 +211,65 @@ pub(super) fn sizes_after_draft(settings: &Settings) -> bool {
     settings.version.day >= 20_260_601
 }
 
-fn vllm_pool(settings: &Settings, model: &Model, hardware: &Hardware, ledger: &mut Ledger) {
+fn vllm_pool(settings: &Settings, model: &Model, hardware: &Hardware, stages: &[f64], ledger: &mut Ledger) {
     ledger.fraction = settings.fraction_given.unwrap_or(if settings.version.at_least("0.25.0") { 0.92 } else { 0.9 });
     if settings.fraction_given.is_none() {
         ledger.fraction_reason = Some(format!("--gpu-memory-utilization is {} by default", ledger.fraction));
     }
-    ledger.profile = vllm::profile(settings, model, hardware.sm);
-    if hardware.unified {
-        // What the driver calls free shrinks with the host's own memory.
-        ledger.profile.outside += 3.2;
-    }
-    if let Some(gib) = unified_encoder_gib(settings, model, hardware) {
-        ledger.profile.encoder = gib;
-    }
     let budget = ledger.total * ledger.fraction;
-    ledger.pool = match settings.kv_cache_memory_bytes {
-        Some(bytes) => bytes as f64 / super::GIB,
-        None => budget - ledger.weights - ledger.draft - ledger.workspace - ledger.profile.total(),
-    };
+    ledger.pool = f64::INFINITY;
+    let heaviest = stages.iter().copied().fold(0.0, f64::max);
+    for (stage, weights) in stages.iter().enumerate() {
+        let place = vllm::Place { first: stage == 0, last: stage + 1 == stages.len() };
+        let profile = stage_profile(settings, model, hardware, ledger.total, place);
+        // Offload and online quantization are counted for the heaviest stage.
+        let saved = heaviest - ledger.weights;
+        let draft = if place.last { ledger.draft } else { 0.0 };
+        let pool = budget - (weights - saved) - draft - ledger.workspace - profile.total();
+        if pool < ledger.pool {
+            ledger.pool = pool;
+            ledger.profile = profile;
+        }
+    }
+    if let Some(bytes) = settings.kv_cache_memory_bytes {
+        ledger.pool = bytes as f64 / super::GIB;
+    }
     ledger.graphs = vllm::actual_graphs_gib(settings, model);
     ledger.length = settings.max_model_len.or(model.max_positions).map(|l| l as f64);
-    ledger.error = vllm_error(settings, model, ledger);
+    let guess = 1.0 + if ledger.exact { 0.02 } else { 0.08 } * ledger.weights;
+    let doubts = vllm_doubts(settings, model, ledger);
+    ledger.error = guess + doubts;
+    ledger.margin = 0.25 * guess + doubts;
 }
 
-/// How far the pool may be off: the profile's own spread, weights, the estimate of graphs, and attention that an NVFP4 checkpoint may or may not cover.
-fn vllm_error(settings: &Settings, model: &Model, ledger: &Ledger) -> f64 {
-    let guess = if ledger.exact { 0.02 } else { 0.08 };
+/// What a rank of a stage loses to profiling.
+fn stage_profile(settings: &Settings, model: &Model, hardware: &Hardware, memory_gib: f64, place: vllm::Place) -> vllm::Profile {
+    let mut profile = vllm::profile(settings, model, hardware.sm, place);
+    if vllm::estimates_graphs(settings) {
+        profile.graphs = vllm::estimated_graphs_gib(settings, model, memory_gib);
+    }
+    if hardware.unified {
+        // What the driver calls free shrinks with the host's own memory.
+        profile.outside += 3.2;
+    }
+    if let Some(gib) = unified_encoder_gib(settings, model, hardware).filter(|_| place.first) {
+        profile.encoder = gib;
+    }
+    profile
+}
+
+/// What may not be there at all: the encoder's peak, the estimate of graphs, 16-bit attention in an NVFP4 checkpoint whose exclusions are not known,
+/// the padding of compressed caches.
+fn vllm_doubts(settings: &Settings, model: &Model, ledger: &Ledger) -> f64 {
     let attention = ledger.held.line_gib(weights::ATTENTION) + ledger.held.line_gib(weights::ATTENTION_REPLICATED);
     let given = ["weights_without_table_gib", "weights_gib", "checkpoint_gib"].iter().any(|name| model.given.contains_key(*name));
-    let covered = model.weights.method == "nvfp4" && !given && model.spec.as_ref().is_none_or(|s| !s.name.contains("nvfp4"));
+    let covered = model.weights.method == "nvfp4"
+        && !model.weights.weight_only
+        && !given
+        && model.spec.as_ref().is_none_or(|s| !s.name.contains("nvfp4"));
     let cache = if model.shape.compressed.is_some() { 0.3 * ledger.pool.abs() } else { 0.0 };
-    let encoder = if settings.language_only { 0.0 } else { ledger.profile.encoder.min(2.0) };
-    1.0 + guess * ledger.weights + cache + encoder + 0.5 * ledger.profile.graphs.min(4.0) + if covered { 0.7 * attention } else { 0.0 }
+    let encoder = if settings.language_only { 0.0 } else { ledger.profile.encoder.min(1.0) };
+    cache + encoder + ledger.profile.graphs.min(2.0) + if covered { 0.7 * attention } else { 0.0 }
 }
 
 /// The encoder's transient on unified memory before 0.24 (PR 49760): the allocator never fails there, so it keeps what it has freed. A tower whose
@@ -302,6 +332,10 @@ fn pool_numbers(settings: &Settings, model: &Model, ledger: &Ledger, answer: &mu
     let length = ledger.length.unwrap_or_else(|| model.max_positions.unwrap_or(32_768) as f64);
     if certain && let Some(tokens) = tokens(settings, &cost, pool, length) {
         put("kv_tokens", tokens);
+    }
+    if pool > 0.0 && cost.request(length) > 0.0 {
+        // Requests of the longest length at once, as vLLM prints it.
+        put("max_concurrency", pool / cost.request(length));
     }
     if settings.engine == Engine::Vllm {
         let required = cost.request(length);

@@ -202,8 +202,7 @@ fn vllm_pool(settings: &Settings, model: &Model, ledger: &Ledger) -> Option<Find
     let cost = ledger.cost;
     let length = ledger.length.unwrap_or(0.0);
     let required = cost.map_or(0.0, |c| c.request(length) / GIB);
-    // The margin of what is estimated: a pool that is short by less is not called short.
-    let margin = ledger.error.min(0.25 * ledger.total);
+    let margin = ledger.margin.min(0.25 * ledger.total);
     if ledger.pool + margin > 0.0 && required <= ledger.pool + margin {
         return None;
     }

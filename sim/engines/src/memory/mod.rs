@@ -9,6 +9,8 @@ pub mod cache;
 #[cfg(test)]
 pub(crate) mod cases;
 mod faults;
+#[cfg(test)]
+mod laws;
 pub mod sglang;
 mod transients;
 pub mod vllm;

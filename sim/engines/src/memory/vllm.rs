@@ -38,24 +38,44 @@ fn sampler_bytes(version: &Version) -> f64 {
     if version.at_least("0.13.0") { 24.0 } else { 36.0 }
 }
 
-/// The profile of a launch.
-pub fn profile(settings: &Settings, model: &Model, sm: Option<u32>) -> Profile {
+/// Place of a rank in the pipeline: encoders run on the first stage, sampling on the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The first stage.
+    pub first: bool,
+    /// The last stage.
+    pub last: bool,
+}
+
+/// The profile of a launch on a rank of a stage.
+pub fn profile(settings: &Settings, model: &Model, sm: Option<u32>, place: Place) -> Profile {
     let tokens = settings.max_batched_tokens.unwrap_or(8192) as f64;
     let sequences = f64::from(settings.max_num_seqs.max(1)).min(tokens);
     let vocab = model.vocab.unwrap_or(150_000) as f64;
     let hidden = model.hidden.unwrap_or(5120) as f64;
-    let world = settings.world();
     // Data-parallel engines gather each other's tokens before the experts, unless a dispatching backend is in use.
     let gathered = if settings.dp > 1 && settings.ep > 1 { tokens * f64::from(settings.dp) } else { tokens };
     let routed = routed_bytes(settings, model, hidden);
     Profile {
-        outside: if world > 1 { 0.8 } else { 0.6 } + if settings.speculative.is_some() { 0.4 } else { 0.0 },
+        outside: outside_gib(settings),
         forward: (tokens * hidden * 2.0 * 12.0 + gathered * hidden * 2.0 * 4.0 + (gathered.min(32_768.0) * routed)) / GIB,
-        sampler: sequences * vocab * sampler_bytes(&settings.version) / GIB,
-        encoder: encoder_gib(settings, model),
+        sampler: if place.last { sequences * vocab * sampler_bytes(&settings.version) / GIB } else { 0.0 },
+        encoder: if place.first { encoder_gib(settings, model) } else { 0.0 },
         workspace: workspace_gib(settings, model, sm, tokens, hidden),
-        graphs: if estimates_graphs(settings) { estimated_graphs_gib(settings, model) } else { 0.0 },
+        graphs: 0.0,
     }
+}
+
+/// Outside torch: libraries, communicators of ranks that reduce, network buffers where hosts take part, the draft's own.
+fn outside_gib(settings: &Settings) -> f64 {
+    let mut gib = if settings.tp * settings.dp > 1 { 0.8 } else { 0.6 };
+    if settings.nodes > 1 {
+        gib += 0.7;
+    }
+    if settings.speculative.is_some() {
+        gib += 0.4;
+    }
+    gib
 }
 
 /// Bytes per token of expert activations: inputs permuted to `topk` rows, gate and up, their product.
@@ -65,12 +85,17 @@ fn routed_bytes(settings: &Settings, model: &Model, hidden: f64) -> f64 {
     topk * (hidden + 3.0 * width) * 2.0
 }
 
-/// Encoders are profiled at their largest input: 16,384 tokens in the Qwen-VL classes, 4,096 and less in others.
+/// Encoders are profiled at their largest input: 16,384 tokens in the Qwen-VL classes, 4,096 and less in others. Releases before 0.13 profile several
+/// such items (Qwen3-VL-235B on 0.11.0 at TP8 lost 6.8 GiB beside weights).
 fn encoder_gib(settings: &Settings, model: &Model) -> f64 {
     if !model.multimodal || settings.language_only {
         return 0.0;
     }
-    if model.class.as_deref().is_some_and(|c| c.starts_with("Qwen")) { 0.7 } else { 0.1 }
+    match (model.class.as_deref().is_some_and(|c| c.starts_with("Qwen")), settings.version.at_least("0.13.0")) {
+        (true, false) => 3.5,
+        (true, true) => 0.7,
+        (false, _) => 0.1,
+    }
 }
 
 fn workspace_gib(settings: &Settings, model: &Model, sm: Option<u32>, tokens: f64, hidden: f64) -> f64 {
@@ -102,11 +127,16 @@ pub fn estimates_graphs(settings: &Settings) -> bool {
         && (settings.version.at_least("0.21.0") || settings.env_on(NAME) && settings.version.at_least("0.17.0"))
 }
 
-/// The estimate: GLM-5.1 (78 layers of 6144, 35 sizes, piecewise and full) 4.8 GiB where capture took 1.2. It is extrapolated from the first
-/// graphs' activations, so it goes with the hidden size.
-pub fn estimated_graphs_gib(settings: &Settings, model: &Model) -> f64 {
-    4.0 * actual_graphs_gib(settings, model) * (model.hidden.unwrap_or(6144) as f64 / 6144.0).min(1.2)
+/// The estimate: GLM-5.1 (78 layers of 6144, 35 sizes, piecewise and full) 4.8 GiB where capture took 1.2, and 6.0 with three draft tokens where it
+/// took 2.3. It is extrapolated from the first graphs' activations, so it goes with the hidden size; more than 6 % of a card was never reported.
+pub fn estimated_graphs_gib(settings: &Settings, model: &Model, memory_gib: f64) -> f64 {
+    let drafts = if settings.speculative.is_some() { 1.27 / DRAFT_GRAPHS } else { 1.0 };
+    let width = model.hidden.unwrap_or(6144) as f64 / 6144.0;
+    (4.0 * actual_graphs_gib(settings, model) * drafts * libm::pow(width, 1.5).min(1.3)).min(0.06 * memory_gib)
 }
+
+/// Graphs with a draft over graphs without.
+const DRAFT_GRAPHS: f64 = 1.9;
 
 /// What capture takes: 1.2 GiB for 70 graphs of 78 layers (GLM-5.1, TP8), 2.3 with three draft tokens.
 pub fn actual_graphs_gib(settings: &Settings, model: &Model) -> f64 {
@@ -115,7 +145,7 @@ pub fn actual_graphs_gib(settings: &Settings, model: &Model) -> f64 {
     }
     let sets = if full_and_piecewise(&settings.version) && settings.graphs.piecewise { 2.0 } else { 1.0 };
     let graphs = settings.graphs.buckets.len() as f64 * sets;
-    let drafts = if settings.speculative.is_some() { 1.9 } else { 1.0 };
+    let drafts = if settings.speculative.is_some() { DRAFT_GRAPHS } else { 1.0 };
     graphs * model.layers.unwrap_or(60) as f64 / f64::from(settings.pp.max(1)) * 0.225 / 1024.0 * drafts
 }
 

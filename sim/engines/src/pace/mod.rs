@@ -82,7 +82,10 @@ pub fn numbers(settings: &Settings, model: &Model, hardware: &Hardware) -> Numbe
     out.insert("allreduce_count_per_step".into(), reduces);
     let Some(one) = step(settings, model, hardware, 1.0, None) else { return out };
     out.insert("step_ms".into(), one.ms());
-    out.insert("comm_share".into(), one.reduce_ms / one.ms());
+    // Of a step without drafts, as profiles show it.
+    let plain = Settings { speculative: None, ..settings.clone() };
+    let plain = step(&plain, model, hardware, 1.0, None).unwrap_or(one);
+    out.insert("comm_share".into(), plain.reduce_ms / plain.ms());
     for (name, sequences) in [("decode_tok_s_c1", 1.0), ("decode_tok_s_c8", 8.0), ("decode_tok_s_c32", 32.0), ("decode_tok_s_c64", 64.0)] {
         if let Some(step) = step(settings, model, hardware, sequences, None) {
             out.insert(name.into(), step.rate());
@@ -95,7 +98,7 @@ pub fn numbers(settings: &Settings, model: &Model, hardware: &Hardware) -> Numbe
 /// What another way of reducing would do.
 fn ratios(settings: &Settings, model: &Model, hardware: &Hardware, out: &mut Numbers) {
     let with = |sequences, way| step(settings, model, hardware, sequences, Some(way)).map(|s| s.rate());
-    if reduce::one_shot_possible(settings, hardware) {
+    if reduce::one_shot_possible(settings, hardware) && settings.speculative.is_none() {
         // At larger batches both ways are within each other's spread between boards, so no ratio is stated there.
         if let (Some(one_shot), Some(nccl)) = (with(1.0, AllReduce::OneShot), with(1.0, AllReduce::Nccl)) {
             out.insert("ratio_to_nccl_c1".into(), one_shot / nccl);
@@ -123,14 +126,17 @@ pub fn step(settings: &Settings, model: &Model, hardware: &Hardware, sequences: 
     let rate = bandwidth * read_share(sm);
     let pipeline = f64::from(settings.pp.max(1));
     // Stages run one after another.
-    let bytes = (reads.always + reads.experts * reads.touched(tokens) * expert_slowness(settings, model, sm)) * pipeline;
+    let bytes = (reads.always + reads.experts * reads.touched(tokens) * expert_slowness(settings, model, sm, tokens)) * pipeline;
     let way = way.unwrap_or_else(|| reduce::of(settings, hardware));
     let payload = tokens * model.hidden.unwrap_or(4096) as f64 * 2.0;
     let one = reduce::all_reduce_us(settings, hardware, way, payload);
     let per_layer = if settings.tp > 1 { 2.0 } else { 0.0 } + if settings.dcp > 1 { 2.0 } else { 0.0 };
-    let hop = if settings.tp > 1 { 0.8 } else { 0.4 };
+    // A stage hands over through the host: 49 tok/s of Qwen3.5-397B at TP2 PP2 leave 1.6 ms a stage.
+    let hop = if settings.tp > 1 { 1.6 } else { 0.4 };
     let floor = floor_us(settings, model, sm, layers) / 1e3 + if settings.pp > 1 { hop * pipeline } else { 0.0 };
-    let draft_ms = drafts * (0.25 + 2.0 * one / 1e3 + reads.always / layers / rate * 1e3);
+    // SGLang does not overlap scheduling with speculation unless told to: 24.6 ms a step of DeepSeek-V3 on 8x H200, of which 13 can be counted.
+    let gap = if drafts > 0.0 && settings.engine == Engine::Sglang && !settings.env_on("SGLANG_ENABLE_SPEC_V2") { 10.0 } else { 0.0 };
+    let draft_ms = gap + drafts * (0.25 + 2.0 * one / 1e3 + reads.always / layers / rate * 1e3);
     let offloaded = settings.cpu_offload_gib * GIB / if sm >= 100 { 50e9 } else { 25e9 } * 1e3;
     let slow_cache = if slow_fp8_cache(settings, model, sm) { 5.0 } else { 1.0 };
     Some(Step {
@@ -173,21 +179,20 @@ fn reads(settings: &Settings, model: &Model, parts: &Parts) -> Option<Reads> {
     Some(Reads { always: everything - experts - unread, experts, routed, topk })
 }
 
-/// How much longer than its bytes an expert layer takes. On SM12x native NVFP4 kernels reach half the memory rate at few tokens, CUTLASS's a
-/// third; Marlin and the SM12x fused kernel nearly all of it.
-fn expert_slowness(settings: &Settings, model: &Model, sm: u32) -> f64 {
+/// How much longer than its bytes an expert layer takes. On SM12x CUTLASS's NVFP4 kernels reach less than a third of the memory rate at one token
+/// (25.6 ms a step where Marlin takes 20.4: Qwen3.5-397B, TP2 PP2) and half of it at 32; Marlin and the SM12x fused kernel nearly all of it.
+fn expert_slowness(settings: &Settings, model: &Model, sm: u32, tokens: f64) -> f64 {
     if model.weights.method != "nvfp4" || sm / 10 != 12 {
         return 1.0;
     }
     match settings.moe_backend.as_str() {
-        backend if backend.contains("cutlass") => 3.5,
         backend if backend.contains("marlin") || backend.contains("b12x") => 1.2,
-        _ => 2.0,
+        _ => 1.5 + 2.0 / (1.0 + tokens / 8.0),
     }
 }
 
 /// Small kernels and gaps, us a step. 61 layers of Kimi-K2.5 leave 4 ms unexplained on 8 GPUs (65 us a layer); linear attention has more kernels,
-/// sparse attention an indexer, DeepSeek V4 four residual streams. Without tensor parallelism less than half. Clocks below 2.4 GHz stretch it.
+/// sparse attention an indexer, DeepSeek V4 four residual streams. Without tensor parallelism less than half. Clocks below 2 GHz stretch it.
 fn floor_us(settings: &Settings, model: &Model, sm: u32, layers: f64) -> f64 {
     let linear = match model.attention {
         AttentionKind::HybridLinear => layers - model.full_attention_layers.unwrap_or(0) as f64,
@@ -198,11 +203,17 @@ fn floor_us(settings: &Settings, model: &Model, sm: u32, layers: f64) -> f64 {
         AttentionKind::SparseMla => 1.3,
         _ => 1.0,
     };
-    let alone = if settings.tp > 1 { 1.0 } else { 0.45 };
-    let clock = if sm < 89 { 1.8 } else { 1.0 };
+    // Published steps at four streams leave 110 us a layer on H200 (DeepSeek-V3, MiniMax-M2.5, gpt-oss-120b, on one GPU as well) and 75 on B200.
+    let (base, alone) = match sm {
+        90 => (110.0, 1.0),
+        100..=110 => (75.0, 0.8),
+        0..=88 => (65.0 * 1.8, 0.45),
+        _ => (65.0, 0.45),
+    };
+    let alone = if settings.tp > 1 { 1.0 } else { alone };
     let engine = if settings.engine == Engine::Sglang { 1.1 } else { 1.0 };
     let eager = if settings.graphs.enabled { 1.0 } else { 4.0 };
-    (65.0 * (layers - linear) + 110.0 * linear) * kind * alone * clock * engine * eager
+    ((layers - linear) + 1.7 * linear) * base * kind * alone * engine * eager
 }
 
 #[cfg(test)]

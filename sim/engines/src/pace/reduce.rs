@@ -63,6 +63,10 @@ const NVLINK_NCCL: [(f64, f64); 5] = [(8.0, 17.0), (64.0, 20.0), (256.0, 21.0), 
 /// NCCL through host memory, 8 GPUs (RTX 4090 without peer access; a little above, as the RTX PRO 6000 pair of 65 and 44 tok/s asks).
 const HOST: [(f64, f64); 5] = [(8.0, 50.0), (64.0, 55.0), (256.0, 125.0), (1024.0, 223.0), (4096.0, 581.0)];
 
+/// What ranks wait for each other before a reduction over PCIe, beyond what a benchmark's loop shows: profiles of Qwen3.5-397B at TP4 put a tenth of
+/// the step into one-shot reductions of 7.7 us.
+const SKEW_US: f64 = 4.0;
+
 /// Time of an all-reduce of `bytes` over the launch's tensor-parallel ranks, us.
 pub fn all_reduce_us(settings: &Settings, hardware: &Hardware, way: AllReduce, bytes: f64) -> f64 {
     let ranks = f64::from(settings.tp.max(2));
@@ -73,7 +77,9 @@ pub fn all_reduce_us(settings: &Settings, hardware: &Hardware, way: AllReduce, b
     // Another host's network: a round of 200 Gb/s RDMA costs about what 8 GPUs of one board do.
     let hosts = if hardware.nodes > 1 { 25.0 + kib / 20.0 } else { 0.0 };
     let scaled = |points: &[(f64, f64)], of: f64| interpolated(points, kib) * (ranks / of).clamp(0.2, 4.0);
+    let skew = if hardware.interconnect == Interconnect::Nvlink { 0.0 } else { SKEW_US };
     hosts
+        + skew
         + match (hardware.interconnect, way) {
             (Interconnect::Nvlink, AllReduce::OneShot) => interpolated(&NVLINK, kib),
             (Interconnect::Nvlink, _) => interpolated(&NVLINK_NCCL, kib),

@@ -105,6 +105,20 @@ pub(super) const RULES: &[Rule] = &[
         check: router_weight,
     },
     Rule {
+        name: "release_is_built_for_architecture",
+        engine: VLLM,
+        range: Range::until("0.9.0"),
+        source: "vLLM's wheels before 0.9.0 are built with CUDA 12.4, whose compiler ends at SM90",
+        check: wheel,
+    },
+    Rule {
+        name: "release_is_built_for_architecture",
+        engine: SGL,
+        range: Range::until("0.4.6"),
+        source: "PyTorch 2.5 and sgl-kernel wheels of these releases are built with CUDA 12.4, whose compiler ends at SM90",
+        check: wheel,
+    },
+    Rule {
         name: "flashinfer_cuda_supports_architecture",
         engine: None,
         range: Range::ALL,
@@ -115,6 +129,23 @@ pub(super) const RULES: &[Rule] = &[
 
 fn unsupported(phase: Phase, name: &str, message: String) -> Finding {
     Finding::fails(phase, Kind::UnsupportedArch, name, message)
+}
+
+/// Published packages of a release; whoever builds one himself chooses the architectures.
+fn wheel(launch: &Launch<'_>) -> Vec<Finding> {
+    let version = &launch.settings.version;
+    let own = ["build", "image", "nightly", "main", "fork", "custom", "source", "dev"].iter().any(|word| version.says(word));
+    if version.release.is_none() || own || launch.sm() < 100 {
+        return Vec::new();
+    }
+    let message = format!(
+        "the packages of {} {} hold no kernels for SM{}: the first one launched ends in \"no kernel image is available for execution on the device\"",
+        launch.settings.engine.title(),
+        version.text,
+        launch.sm()
+    );
+    let newer = if launch.settings.engine == Engine::Vllm { "0.9.0" } else { "0.4.10" };
+    vec![unsupported(Phase::Init, "release_is_built_for_architecture", message).fix(Fix::version(newer, "built with CUDA 12.8"))]
 }
 
 fn backend(launch: &Launch<'_>) -> Vec<Finding> {

@@ -1,9 +1,10 @@
 //! Boxes of GeForce cards, L40S and PCIe A100.
 
-use super::figures::{Collectives, Ring, default_level};
+use super::figures::{Collectives, Ring, at_receiver, default_level};
+use super::fitted;
 use super::parts::{Build, GB, Sourced, model};
 use super::pcie::{Wires, epyc_fabric, gen4, gen5, short_fabric};
-use crate::machine::{CpuFamily, Figure, LinkKind, Machine, Origin, PathClass};
+use crate::machine::{CpuFamily, Figure, LinkKind, Machine, Origin, PathClass, SharedMemory};
 
 fn measured(source: &'static str) -> Sourced {
     Sourced { origin: Origin::Measured, source }
@@ -20,40 +21,15 @@ fn figures(from: Sourced, cpu: Figure<CpuFamily>, p2p_level: Figure<PathClass>) 
         launch: [4000, 40_000, 80_000],
         cpu,
         p2p_level,
+        one_process: at_receiver(),
         kernel: 6000,
-        nvlink: Ring {
-            ll_step: 500,
-            ll_pass: 520,
-            ll128_step: 1400,
-            ll128_channel: 20,
-            simple_step: 1000,
-            spread: 500,
-            slices: 1,
-            finish_permille: 1000,
-        },
-        pcie: Ring {
-            ll_step: 700,
-            ll_pass: 1080,
-            ll128_step: 2500,
-            ll128_channel: 3,
-            simple_step: 4000,
-            spread: 500,
-            slices: 1,
-            finish_permille: 300,
-        },
-        host: Ring {
-            ll_step: 1000,
-            ll_pass: 1500,
-            ll128_step: 4000,
-            ll128_channel: 2,
-            simple_step: 3500,
-            spread: 1000,
-            slices: 1,
-            finish_permille: 300,
-        },
+        nvlink: Ring::new([500, 520, 2000], [1400, 20], [1000, 500, 2000, 1], 1000),
+        pcie: Ring::new([700, 1080, 2000], [2500, 3], [4000, 500, 60, 1], 300),
+        host: Ring::new([1000, 1500, 2000], [4000, 2], [3500, 1000, 17, 1], 300),
         nvls: None,
         message: [3000, 6000, 500, 20, 900],
         custom: [1500, 200, 800, 4000],
+        barriers: [None, None],
     }
 }
 
@@ -61,7 +37,7 @@ fn figures(from: Sourced, cpu: Figure<CpuFamily>, p2p_level: Figure<PathClass>) 
 pub(super) fn rtx_4090_epyc() -> Machine {
     let from = measured("fitted to NCCL tables of RTX 4090 boxes with a patched driver and without (blog.chlc.cc, pptest_driver)");
     let level = Figure::assumed(PathClass::Sys, "who patches the driver sets NCCL_P2P_LEVEL=SYS");
-    let collectives = figures(from, Figure::spec(CpuFamily::Amd, "EPYC 7542"), level);
+    let collectives = figures(from, Figure::spec(CpuFamily::Amd, "EPYC 7542"), level).fitted(&fitted::RTX_4090_EPYC);
     let wires = Wires {
         port: gen4(25_500, "PCIe 4.0 x16 peer copies with a patched driver: 50 GB/s both ways"),
         fabric: epyc_fabric(),
@@ -86,8 +62,8 @@ fn rtx_4090_wires(bounce: Figure<u64>) -> Wires {
 
 pub(super) fn rtx_4090_hpc() -> Machine {
     let from = measured("fitted to Ring and Simple tables of 8 RTX 4090 on an HPC host, NCCL 2.12 (Panlichen/nccl-tests 2c51b1b)");
-    let mut collectives = figures(from, Figure::assumed(CpuFamily::Amd, "bus numbers as on dual EPYC boards"), default_level());
-    collectives.kernel = 18_000;
+    let collectives =
+        figures(from, Figure::assumed(CpuFamily::Amd, "bus numbers as on dual EPYC boards"), default_level()).fitted(&fitted::RTX_4090_HPC);
     let summary = "8 RTX 4090 on the root ports of two sockets (HPC host)";
     let mut build = Build::new("8x-rtx-4090-hpc", summary, model("GeForce RTX 4090"), stock(), collectives);
     build.assume("the topology is not stated: bus numbers 01 25 41 61 81 a1 c1 e1 are those of dual EPYC boards without switches");
@@ -97,20 +73,23 @@ pub(super) fn rtx_4090_hpc() -> Machine {
 
 pub(super) fn rtx_4090_cloud() -> Machine {
     let from = measured("fitted to an all-gather table of 8 RTX 4090 in a cloud notebook, NCCL 2.12 (Panlichen/nccl-tests 2c51b1b)");
-    let mut collectives = figures(from, Figure::assumed(CpuFamily::IntelOther, "a virtual machine"), default_level());
-    collectives.kernel = 20_000;
+    let collectives =
+        figures(from, Figure::assumed(CpuFamily::IntelOther, "a virtual machine"), default_level()).fitted(&fitted::RTX_4090_CLOUD);
     let summary = "8 RTX 4090 of a cloud notebook host, slow host memory";
     let mut build = Build::new("8x-rtx-4090-cloud", summary, model("GeForce RTX 4090"), stock(), collectives);
     build.assume("the topology is not stated; copies through host memory reach 2.6 GB/s a GPU, as if the host were a virtual machine without huge pages");
-    rtx_4090_wires(Figure::measured(10 * GB, "ring all-gather of 8: 2.6 GB/s a GPU")).direct(&mut build, 1, [0, 0, 0, 0, 1, 1, 1, 1]);
+    rtx_4090_wires(Figure::measured(10_400_000_000, "ring all-gather of 8: 2.6 GB/s a GPU")).direct(
+        &mut build,
+        1,
+        [0, 0, 0, 0, 1, 1, 1, 1],
+    );
     build.finish()
 }
 
 pub(super) fn rtx_4090_pair() -> Machine {
     let from = measured("fitted to Ring and Simple tables of two RTX 4090, NCCL 2.12 (Panlichen/nccl-tests 2c51b1b)");
-    let mut collectives =
-        figures(from, Figure::assumed(CpuFamily::Amd, "an EPYC of the kind in a published topology dump"), default_level());
-    collectives.kernel = 8000;
+    let collectives = figures(from, Figure::assumed(CpuFamily::Amd, "an EPYC of the kind in a published topology dump"), default_level())
+        .fitted(&fitted::RTX_4090_PAIR);
     let wires = Wires {
         port: gen4(25_500, "PCIe 4.0 x16"),
         fabric: epyc_fabric(),
@@ -131,23 +110,14 @@ pub(super) fn rtx_4090_pair() -> Machine {
 pub(super) fn rtx_5090_dual_turin() -> Machine {
     let from = measured("fitted to an NCCL 2.29 table of 8 RTX 5090 on dual EPYC 9575F with a patched driver");
     let level = Figure::measured(PathClass::Sys, "NCCL_P2P_LEVEL=SYS in the log");
-    let mut collectives = figures(from, Figure::spec(CpuFamily::Amd, "EPYC 9575F"), level);
-    collectives.kernel = 3000;
-    collectives.launch = [2500, 18_600, 28_500];
-    collectives.pcie = Ring {
-        ll_step: 250,
-        ll_pass: 600,
-        ll128_step: 1500,
-        ll128_channel: 4,
-        simple_step: 1300,
-        spread: 200,
-        slices: 1,
-        finish_permille: 200,
-    };
+    let mut collectives = figures(from, Figure::spec(CpuFamily::Amd, "EPYC 9575F"), level).fitted(&fitted::RTX_5090);
+    // A PCIe 5.0 port and a launch take what they take on an RTX PRO 6000.
+    collectives.host = fitted::SERVER.host.unwrap_or(collectives.host);
+    collectives.launch = fitted::SERVER.launch.unwrap_or(collectives.launch);
     let wires = Wires {
         port: gen5(50_000, "PCIe 5.0 x16 both ways at once"),
         fabric: epyc_fabric(),
-        bounce: Figure::assumed(60 * GB, "host copies; 12 memory channels of DDR5"),
+        bounce: Figure::assumed(250 * GB, "12 channels of DDR5, written and read"),
         between: Some((LinkKind::Xgmi, Figure::measured(99 * GB, "cross-socket copies 51 GB/s one way and 99 both ways, dual Turin"))),
     };
     let summary = "8 RTX 5090 on the root ports of two EPYC 9575F, peer access by a patched driver";
@@ -160,15 +130,17 @@ pub(super) fn rtx_5090_dual_turin() -> Machine {
 pub(super) fn l40s() -> Machine {
     let from = measured("fitted to NCCL 2.27.3 and SGLang 0.5.14 tables of an 8x L40S node (aiconfigurator 095f58a)");
     let cpu = Figure::assumed(CpuFamily::IntelSkylake, "NCCL's choices by size");
-    let mut collectives = figures(from, cpu, default_level());
-    collectives.kernel = 4500;
-    collectives.launch = [4000, 40_000, 80_000];
+    let mut collectives = figures(from, cpu, default_level()).fitted(&fitted::L40S);
     let wires = Wires {
         port: gen4(20_000, "PCIe 4.0 x16: 19 GB/s bus bandwidth of two GPUs"),
         fabric: short_fabric(),
-        bounce: Figure::measured(9 * GB, "rings of 4 and 8 collapse to 2 to 5 GB/s: a slow way through the host"),
-        between: Some((LinkKind::Upi, Figure::assumed(20 * GB, "between sockets"))),
+        bounce: Figure::measured(9 * GB, "rings of 4 GPUs: two flows through one socket's memory, 3.6 to 4.7 GB/s each"),
+        between: Some((LinkKind::Upi, Figure::measured(2_350_000_000, "rings of 8 GPUs: one flow each way between the sockets, 1.9 GB/s"))),
     };
+    collectives.one_process = Figure::assumed(
+        SharedMemory::FirstSocket,
+        "one process of nccl-tests gets 1.2 GB/s from 8 GPUs, a process a GPU 1.9: the first crosses the sockets twice",
+    );
     let summary = "8 L40S behind four PCIe 4.0 switches of two, two sockets, slow host memory";
     let peer = Figure::assumed(true, "two GPUs of the node exchange at PCIe speed");
     let mut build = Build::new("8x-l40s", summary, model("L40S"), peer, collectives);
@@ -179,13 +151,13 @@ pub(super) fn l40s() -> Machine {
 
 pub(super) fn a100_pcie() -> Machine {
     let from = measured("fitted to Ring and Simple tables of 8 A100 PCIe 40GB, NCCL 2.12 (Panlichen/nccl-tests 2c51b1b)");
-    let mut collectives = figures(from, Figure::assumed(CpuFamily::IntelSkylake, "bus numbers as on Ice Lake boards"), default_level());
-    collectives.kernel = 50_000;
+    let collectives = figures(from, Figure::assumed(CpuFamily::IntelSkylake, "bus numbers as on Ice Lake boards"), default_level())
+        .fitted(&fitted::A100_PCIE);
     let wires = Wires {
         port: gen4(24_000, "PCIe 4.0 x16"),
         fabric: short_fabric(),
         bounce: Figure::assumed(25 * GB, "host copies"),
-        between: Some((LinkKind::Upi, Figure::assumed(12 * GB, "rings across the sockets: 11 to 12 GB/s"))),
+        between: Some((LinkKind::Upi, Figure::assumed(11_400_000_000, "rings across the sockets: 11 to 12 GB/s"))),
     };
     let summary = "8 A100 PCIe 40 GB behind two PCIe 4.0 switches of four, two sockets";
     let peer = Figure::spec(true, "A100 peers over PCIe");

@@ -1,6 +1,7 @@
 //! The machines that ship with the project.
 
 mod figures;
+mod fitted;
 mod geforce;
 mod nvlink;
 mod parts;

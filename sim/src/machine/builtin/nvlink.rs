@@ -1,6 +1,7 @@
 //! Machines whose GPUs are joined by NVLink.
 
-use super::figures::{Collectives, Ring, default_level};
+use super::figures::{Collectives, Ring, at_receiver, default_level};
+use super::fitted;
 use super::parts::{Build, Fabric, GB, Port, Sourced, model, ns};
 use crate::machine::{CpuFamily, Figure, GpuModel, LinkKind, Machine, Origin, VertexKind};
 
@@ -24,7 +25,7 @@ fn nvswitch(board: Board) -> Machine {
     let port = Port::x16(board.gpu.pcie_gen, rate.clone(), Figure::assumed(ns(320), "half of a same-switch ping-pong, 633 ns"));
     let mut build = Build::new(board.name, board.summary, board.gpu, Figure::spec(true, "NVLink peers"), board.collectives);
     let fabric = Fabric { rate: Figure::assumed(200 * GB, "a socket's I/O fabric"), latency: Figure::assumed(ns(100), "inside a socket") };
-    let bounce = Figure::assumed(60 * GB, "host copies of two GPUs with NCCL_P2P_DISABLE=1 reach 28 GB/s each on two H200");
+    let bounce = Figure::assumed(150 * GB, "8 channels of DDR5, written and read");
     let sockets = [build.socket(0, 1, &bounce), build.socket(1, 1, &bounce)];
     build.link(
         sockets[0],
@@ -49,57 +50,35 @@ fn nvswitch(board: Board) -> Machine {
 
 /// Rings over PCIe and host memory, which an NVLink machine uses only with peer access off.
 fn off_nvlink() -> (Ring, Ring) {
-    let pcie = Ring {
-        ll_step: 500,
-        ll_pass: 700,
-        ll128_step: 2000,
-        ll128_channel: 4,
-        simple_step: 4000,
-        spread: 0,
-        slices: 1,
-        finish_permille: 550,
-    };
-    let host = Ring {
-        ll_step: 500,
-        ll_pass: 1200,
-        ll128_step: 3000,
-        ll128_channel: 3,
-        simple_step: 4000,
-        spread: 0,
-        slices: 1,
-        finish_permille: 700,
-    };
+    let pcie = Ring::new([500, 700, 2000], [2000, 4], [4000, 0, 60, 1], 550);
+    let host = Ring::new([655, 1358, 1747], [3000, 3], [3111, 0, 27, 1], 429);
     (pcie, host)
 }
 
-fn fitted(source: &'static str) -> Sourced {
+fn tables(source: &'static str) -> Sourced {
     Sourced { origin: Origin::Measured, source }
 }
 
 /// The figures of Hopper boards, which share GPU and fabric.
-fn hopper(from: Sourced, launch: [u64; 3]) -> Collectives {
+fn hopper(from: Sourced) -> Collectives {
     let (pcie, host) = off_nvlink();
     Collectives {
         from,
-        launch,
+        launch: [3000, 29_500, 33_000],
         cpu: Figure::assumed(CpuFamily::IntelSapphireRapids, "HGX hosts of that generation"),
         p2p_level: default_level(),
+        one_process: at_receiver(),
         kernel: 3000,
-        nvlink: Ring {
-            ll_step: 500,
-            ll_pass: 520,
-            ll128_step: 1400,
-            ll128_channel: 20,
-            simple_step: 1000,
-            spread: 500,
-            slices: 1,
-            finish_permille: 1000,
-        },
+        nvlink: Ring::new([500, 520, 2000], [1400, 20], [1000, 500, 2000, 1], 1000),
         pcie,
         host,
-        nvls: Some([25_000, 175, 275, 46_000]),
-        message: [6000, 9500, 100, 330, 900],
+        nvls: Some([25_000, 175, 275, 46_000, 13_000, 265]),
+        message: [1500, 5500, 130, 240, 650],
         custom: [900, 120, 800, 2500],
+        barriers: [
+            Some(Figure::assumed(ns(4400), "between vLLM's kernels on A100 and B200")),
+            Some(Figure::measured(ns(900), "fitted to SGLang 0.5.14 tables of 8 H200 SXM (aiconfigurator 095f58a)")),
+        ],
     }
 }
 
@@ -112,7 +91,7 @@ pub(super) fn h200() -> Machine {
         gpus: 8,
         lanes: 18,
         nvlink: Figure::measured(400 * GB, "ring steps of NCCL 2.29 Simple; peer copies reach 389 GB/s"),
-        collectives: hopper(fitted(TABLES), [3000, 29_500, 33_000]),
+        collectives: hopper(tables(TABLES)).fitted(&fitted::HOPPER),
     })
 }
 
@@ -125,22 +104,20 @@ pub(super) fn h100() -> Machine {
         gpus: 8,
         lanes: 18,
         nvlink: Figure::measured(400 * GB, "ring steps of NCCL 2.29 Simple"),
-        collectives: hopper(fitted(TABLES), [3000, 29_500, 33_000]),
+        collectives: hopper(tables(TABLES)).fitted(&fitted::HOPPER),
     })
 }
 
 pub(super) fn h800() -> Machine {
     const TABLES: &str = "fitted to Ring and Simple tables of 8 H800 SXM, NCCL 2.12 (Panlichen/nccl-tests 2c51b1b)";
-    let mut collectives = hopper(fitted(TABLES), [3000, 29_500, 33_000]);
-    collectives.kernel = 16_000;
-    collectives.nvlink.finish_permille = 290;
+    let collectives = hopper(tables(TABLES)).fitted(&fitted::HOPPER).fitted(&fitted::H800);
     nvswitch(Board {
         name: "8x-h800-sxm",
         summary: "8 H800 SXM, NVLink cut to 8 lanes, on one NVSwitch fabric, two Sapphire Rapids sockets",
         gpu: model("H800 SXM"),
         gpus: 8,
         lanes: 8,
-        nvlink: Figure::measured(170 * GB, "ring steps of NCCL Simple: 163 GB/s bus bandwidth"),
+        nvlink: Figure::measured(183 * GB, "ring steps of NCCL Simple: 163 GB/s bus bandwidth"),
         collectives,
     })
 }
@@ -154,56 +131,43 @@ pub(super) fn a100() -> Machine {
         gpu: model("A100 SXM 80GB"),
         gpus: 8,
         lanes: 12,
-        nvlink: Figure::measured(230 * GB, "ring steps of NCCL 2.27 Simple"),
+        nvlink: Figure::measured(235 * GB, "ring steps of NCCL 2.27 Simple"),
         collectives: Collectives {
-            from: fitted(TABLES),
+            from: tables(TABLES),
             launch: [4000, 44_000, 48_000],
             cpu: Figure::assumed(CpuFamily::Amd, "DGX A100 hosts"),
             p2p_level: default_level(),
+            one_process: at_receiver(),
             kernel: 6000,
-            nvlink: Ring {
-                ll_step: 700,
-                ll_pass: 800,
-                ll128_step: 1800,
-                ll128_channel: 15,
-                simple_step: 2000,
-                spread: 500,
-                slices: 1,
-                finish_permille: 800,
-            },
+            nvlink: Ring::new([700, 800, 2000], [1800, 15], [2000, 500, 2000, 1], 800),
             pcie,
             host,
             nvls: None,
             message: [6000, 9500, 100, 200, 900],
-            custom: [0, 120, 800, 2500],
-        },
+            custom: [3000, 300, 762, 2500],
+            barriers: [None, None],
+        }
+        .fitted(&fitted::A100),
     })
 }
 
 /// The figures of Blackwell boards.
-fn blackwell(from: Sourced, launch: [u64; 3]) -> Collectives {
+fn blackwell(from: Sourced) -> Collectives {
     let (pcie, host) = off_nvlink();
     Collectives {
         from,
-        launch,
+        launch: [3000, 29_500, 33_000],
         cpu: Figure::assumed(CpuFamily::IntelEmeraldRapids, "HGX hosts of that generation"),
         p2p_level: default_level(),
+        one_process: at_receiver(),
         kernel: 7500,
-        nvlink: Ring {
-            ll_step: 700,
-            ll_pass: 500,
-            ll128_step: 1800,
-            ll128_channel: 30,
-            simple_step: 10_000,
-            spread: 400,
-            slices: 2,
-            finish_permille: 800,
-        },
+        nvlink: Ring::new([700, 500, 2000], [1800, 30], [10_000, 400, 2000, 2], 800),
         pcie,
         host,
-        nvls: Some([15_000, 400, 480, 30_000]),
+        nvls: Some([15_000, 400, 480, 30_000, 14_500, 335]),
         message: [2000, 8500, 100, 350, 700],
-        custom: [0, 120, 700, 2500],
+        custom: [4500, 120, 700, 2500],
+        barriers: [None, Some(Figure::assumed(ns(1400), "SGLang's on H200, longer by as much as NCCL's kernel is"))],
     }
 }
 
@@ -215,8 +179,8 @@ pub(super) fn b200() -> Machine {
         gpu: model("B200 SXM"),
         gpus: 8,
         lanes: 18,
-        nvlink: Figure::measured(740 * GB, "ring steps of NCCL 2.29 Simple"),
-        collectives: blackwell(fitted(TABLES), [3000, 20_500, 33_000]),
+        nvlink: Figure::measured(725 * GB, "ring steps of NCCL 2.29 Simple"),
+        collectives: blackwell(tables(TABLES)).fitted(&fitted::BLACKWELL),
     })
 }
 
@@ -228,15 +192,15 @@ pub(super) fn b300() -> Machine {
         gpu: model("B300 SXM"),
         gpus: 8,
         lanes: 18,
-        nvlink: Figure::measured(740 * GB, "ring steps of NCCL 2.29 Simple"),
-        collectives: blackwell(fitted(TABLES), [3000, 20_500, 33_000]),
+        nvlink: Figure::measured(725 * GB, "ring steps of NCCL 2.29 Simple"),
+        collectives: blackwell(tables(TABLES)).fitted(&fitted::BLACKWELL),
     })
 }
 
 /// Four GPUs and two Grace CPUs of an NVL72 rack.
 pub(super) fn gb200() -> Machine {
     const TABLES: &str = "fitted to NCCL 2.29.2 tables of 4 GB200 (aiconfigurator 095f58a)";
-    let mut collectives = blackwell(fitted(TABLES), [3000, 25_000, 35_000]);
+    let mut collectives = blackwell(tables(TABLES)).fitted(&fitted::BLACKWELL);
     collectives.cpu = Figure::spec(CpuFamily::Arm, "Grace");
     let name = "4x-gb200";
     let summary = "4 GB200 GPUs and two Grace CPUs of one NVL72 tray";
@@ -256,7 +220,7 @@ pub(super) fn gb200() -> Machine {
         let socket = ordinal / 2;
         let gpu = build.gpu(socket);
         build.link(sockets[socket as usize], gpu, LinkKind::C2c, &c2c, &Figure::assumed(ns(200), "C2C"));
-        let rate = Figure::measured(740 * GB, "ring steps of NCCL 2.29 Simple");
+        let rate = Figure::measured(725 * GB, "ring steps of NCCL 2.29 Simple");
         build.link(gpu, switch, LinkKind::NvLink { lanes: 18 }, &rate, &Figure::assumed(ns(200), "half of an NVLink hop"));
     }
     build.finish()
@@ -286,27 +250,21 @@ pub(super) fn v100() -> Machine {
     const TABLES: &str = "fitted to Ring and Simple tables of 8 V100 SXM2, NCCL 2.12 (Panlichen/nccl-tests 2c51b1b)";
     let (pcie, host) = off_nvlink();
     let collectives = Collectives {
-        from: fitted(TABLES),
+        from: tables(TABLES),
         launch: [4000, 44_000, 48_000],
         cpu: Figure::assumed(CpuFamily::IntelOther, "hosts of 20 cores a socket"),
         p2p_level: default_level(),
+        one_process: at_receiver(),
         kernel: 16_000,
-        nvlink: Ring {
-            ll_step: 800,
-            ll_pass: 1000,
-            ll128_step: 2000,
-            ll128_channel: 10,
-            simple_step: 2000,
-            spread: 500,
-            slices: 1,
-            finish_permille: 200,
-        },
+        nvlink: Ring::new([800, 1000, 2000], [2000, 10], [2000, 500, 2000, 1], 200),
         pcie,
         host,
         nvls: None,
         message: [6000, 9500, 100, 40, 900],
         custom: [900, 120, 800, 2500],
-    };
+        barriers: [None, None],
+    }
+    .fitted(&fitted::V100);
     let summary = "8 V100 SXM2 32 GB in a hybrid cube mesh of NVLink 2, two sockets, four PCIe 3.0 switches";
     let mut build = Build::new("8x-v100-sxm2", summary, v100_model(), Figure::spec(true, "NVLink and PCIe peers"), collectives);
     let fabric = Fabric { rate: Figure::assumed(60 * GB, "a socket's I/O fabric"), latency: Figure::assumed(ns(150), "inside a socket") };
@@ -326,7 +284,7 @@ pub(super) fn v100() -> Machine {
         }
     }
     for (a, b, lanes) in CUBE {
-        let rate = Figure::measured(u64::from(lanes) * 22 * GB, "NVLink 2 lane: 25 GB/s, about 22 reached by rings");
+        let rate = Figure::measured(u64::from(lanes) * 23_500_000_000, "NVLink 2 lane: 25 GB/s, about 23.5 reached by rings");
         build.link(gpus[a], gpus[b], LinkKind::NvLink { lanes }, &rate, &Figure::assumed(ns(400), "an NVLink hop"));
     }
     build.assume("the GPU's figures are public specifications: the table of models has no V100");

@@ -1,6 +1,7 @@
 //! Boxes of RTX PRO 6000.
 
-use super::figures::{Collectives, Ring, default_level};
+use super::figures::{Collectives, Ring, at_receiver, default_level};
+use super::fitted;
 use super::parts::{Build, GB, Sourced, model, ns};
 use super::pcie::{Wires, epyc_fabric, gen5, short_fabric};
 use crate::machine::{CpuFamily, Figure, LinkKind, Machine, Origin, PathClass, Rate};
@@ -27,40 +28,15 @@ fn figures(from: Sourced, cpu: Figure<CpuFamily>, p2p_level: Figure<PathClass>) 
         launch: [2500, 18_600, 28_500],
         cpu,
         p2p_level,
-        kernel: 3000,
-        nvlink: Ring {
-            ll_step: 500,
-            ll_pass: 520,
-            ll128_step: 1400,
-            ll128_channel: 20,
-            simple_step: 1000,
-            spread: 500,
-            slices: 1,
-            finish_permille: 1000,
-        },
-        pcie: Ring {
-            ll_step: 250,
-            ll_pass: 600,
-            ll128_step: 1500,
-            ll128_channel: 4,
-            simple_step: 1300,
-            spread: 200,
-            slices: 1,
-            finish_permille: 200,
-        },
-        host: Ring {
-            ll_step: 514,
-            ll_pass: 1209,
-            ll128_step: 3000,
-            ll128_channel: 3,
-            simple_step: 4445,
-            spread: 0,
-            slices: 1,
-            finish_permille: 785,
-        },
+        one_process: at_receiver(),
+        kernel: 4600,
+        nvlink: Ring::new([500, 520, 2000], [1400, 20], [1000, 500, 2000, 1], 1000),
+        pcie: Ring::new([250, 600, 2000], [1500, 4], [1300, 200, 60, 1], 200),
+        host: Ring::new([655, 1358, 1747], [3000, 3], [3111, 0, 27, 1], 429),
         nvls: None,
         message: [1650, 4200, 462, 40, 1000],
         custom: [2500, 200, 900, 3000],
+        barriers: [None, None],
     }
 }
 
@@ -68,24 +44,11 @@ pub(super) fn server() -> Machine {
     const TABLES: &str = "fitted to NCCL 2.29.2 and SGLang 0.5.14 tables of an 8x RTX PRO 6000 Server node (aiconfigurator 095f58a)";
     let from = Sourced { origin: Origin::Measured, source: TABLES };
     let cpu = Figure::assumed(CpuFamily::IntelSapphireRapids, "NCCL's choices by size fit a socket link of 18 to 24 GB/s");
-    let mut collectives = figures(from, cpu, default_level());
-    collectives.kernel = 4600;
-    collectives.pcie = Ring {
-        ll_step: 700,
-        ll_pass: 667,
-        ll128_step: 2000,
-        ll128_channel: 4,
-        simple_step: 9143,
-        spread: 0,
-        slices: 1,
-        finish_permille: 578,
-    };
-    collectives.message = [1650, 4200, 462, 26, 1150];
-    collectives.custom = [1, 200, 849, 3000];
+    let collectives = figures(from, cpu, default_level()).fitted(&fitted::SERVER);
     let wires = Wires {
         port: gen5(50_000, BOTH_WAYS),
         fabric: short_fabric(),
-        bounce: Figure::measured(51 * GB, "two ring hops through one socket's memory, 26 GB/s each"),
+        bounce: Figure::measured(54 * GB, "rings and all-to-all through one socket's memory, 26 GB/s a GPU"),
         between: Some((LinkKind::Upi, Figure::measured(30 * GB, "all-to-all of 8 GPUs: what crosses the sockets of 18 GB/s a GPU"))),
     };
     let summary = "8 RTX PRO 6000 Blackwell Server behind four PCIe 5.0 switches of two, two sockets";
@@ -102,12 +65,11 @@ pub(super) fn server() -> Machine {
 /// Eight GPUs on the root ports of two EPYC.
 fn dual_epyc(name: &str, summary: &str, gpu: &str, xgmi: Figure<u64>, from: Sourced) -> Build {
     let cpu = Figure::spec(CpuFamily::Amd, "EPYC");
-    let mut collectives = figures(from, cpu, level_sys());
-    collectives.kernel = 4600;
+    let collectives = figures(from, cpu, level_sys()).fitted(&fitted::DUAL_TURIN);
     let wires = Wires {
         port: gen5(51_500, "PCIe 5.0 x16 both ways at once on EPYC root ports: 103 GB/s (rtx6kpro)"),
         fabric: epyc_fabric(),
-        bounce: Figure::assumed(60 * GB, "host copies; 12 memory channels of DDR5"),
+        bounce: Figure::assumed(250 * GB, "12 channels of DDR5, written and read"),
         between: Some((LinkKind::Xgmi, xgmi)),
     };
     let mut build = Build::new(name, summary, model(gpu), peers(), collectives);
@@ -150,7 +112,7 @@ fn wrx90_wires() -> Wires {
     let mut port = gen5(50_500, BOTH_WAYS);
     let reads = Figure::measured(16_800_000_000, "4 GPUs all-to-all inside one switch: 164 GB/s by writes, 67 by reads (rtx6kpro)");
     port.rate = Rate { write_bytes_per_s: port.rate.write_bytes_per_s, read_bytes_per_s: reads };
-    Wires { port, fabric: short_fabric(), bounce: Figure::assumed(60 * GB, "host copies; 8 memory channels of DDR5"), between: None }
+    Wires { port, fabric: short_fabric(), bounce: Figure::assumed(150 * GB, "8 channels of DDR5, written and read"), between: None }
 }
 
 fn from_wrx90() -> Sourced {
@@ -158,7 +120,7 @@ fn from_wrx90() -> Sourced {
 }
 
 fn wrx90(name: &str, summary: &str) -> Build {
-    let collectives = figures(from_wrx90(), Figure::spec(CpuFamily::Amd, "Threadripper PRO 7955WX"), level_sys());
+    let collectives = figures(from_wrx90(), Figure::spec(CpuFamily::Amd, "Threadripper PRO 7955WX"), level_sys()).fitted(&fitted::WRX90);
     let mut build = Build::new(name, summary, model(SERVER), peers(), collectives);
     build.assume(SERVER_MEMORY);
     build.assume("one pair alone reads 53 GB/s; reads are stated as all-to-all gets them, which is when engines read");
@@ -197,7 +159,8 @@ pub(super) fn three_switch() -> Machine {
         origin: Origin::Measured,
         source: "fitted to NCCL and one-shot tables of 8 RTX PRO 6000 Max-Q behind three switches (rtx6kpro)",
     };
-    let collectives = figures(from, Figure::assumed(CpuFamily::Amd, "a single-socket workstation"), level_sys());
+    let collectives =
+        figures(from, Figure::assumed(CpuFamily::Amd, "a single-socket workstation"), level_sys()).fitted(&fitted::THREE_SWITCH);
     let summary = "8 RTX PRO 6000 Blackwell Max-Q below two leaf switches of four and a root switch, one CPU";
     let mut build = Build::new("8x-rtx-pro-6000-3switch", summary, model(MAX_Q), peers(), collectives);
     build.assume("three switches are taken for two leaves below a root switch; 138 GB/s all-to-all of four GPUs and 192 of eight agree");
@@ -205,7 +168,7 @@ pub(super) fn three_switch() -> Machine {
     let wires = Wires {
         port: gen5(53_500, "PCIe 5.0 x16 below a switch: 54 GB/s (rtx6kpro)"),
         fabric: short_fabric(),
-        bounce: Figure::assumed(60 * GB, "host copies"),
+        bounce: Figure::assumed(150 * GB, "8 channels of DDR5, written and read"),
         between: None,
     };
     let sockets = wires.sockets(&mut build, 1);
@@ -222,8 +185,7 @@ pub(super) fn three_switch() -> Machine {
 /// Two PEX890xx chips, each split into two virtual switches with an uplink each; posted writes to two roots collapse.
 pub(super) fn esc8000a() -> Machine {
     let from = Sourced { origin: Origin::Assumed, source: "protocols as the dual-Turin box of RTX PRO 6000" };
-    let mut collectives = figures(from, Figure::spec(CpuFamily::Amd, "EPYC 9575F"), level_sys());
-    collectives.kernel = 4600;
+    let collectives = figures(from, Figure::spec(CpuFamily::Amd, "EPYC 9575F"), level_sys()).fitted(&fitted::DUAL_TURIN);
     let summary = "8 RTX PRO 6000 Blackwell Server in an ASUS ESC8000A-E13P: two PEX890xx chips of two virtual switches, two EPYC 9575F";
     let mut build = Build::new("8x-rtx-pro-6000-esc8000a", summary, model(SERVER), peers(), collectives);
     build.assume(SERVER_MEMORY);
@@ -235,7 +197,7 @@ pub(super) fn esc8000a() -> Machine {
     let wires = Wires {
         port: gen5(51_500, "GPU to switch: 53.5 GB/s one way, 101 to 103 both ways"),
         fabric: epyc_fabric(),
-        bounce: Figure::assumed(60 * GB, "host copies; 12 memory channels of DDR5"),
+        bounce: Figure::assumed(250 * GB, "12 channels of DDR5, written and read"),
         between: None,
     };
     let sockets = [build.socket(0, 1, &wires.bounce), build.socket(1, 1, &wires.bounce)];

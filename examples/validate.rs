@@ -1,0 +1,351 @@
+//! Predicted beside measured: `cargo run --release --example validate -- [--rows] [--engine] [--prefills] [--filter TEXT] [FILE.csv...]`.
+//!
+//! Reads measured decode speeds (without files, those of `tests/data`), turns each row into the flags of `moetwin sim`, and runs the
+//! `moetwin` beside this program as anybody would. Prints the mean error of every group, and beside it that of a plain curve fitted to
+//! the very rows it is judged by: `time = a + b x sequences + c x sequences x context`, least squares of the relative error. Nothing of
+//! these rows is in the simulator. `--rows` prints every row, `--engine` names the engine of a row to the simulator where it has it.
+//!
+//! What `sim` predicts is a step without prompts. Where the measurement was of requests that come and go, each token also waits for the
+//! prompts of the others: in the time of one request's output, every other stream starts one. `--prefills` adds that share of a predicted
+//! prefill to rows that state lengths.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+type Failure = Box<dyn Error>;
+/// A row by column name.
+type Record = BTreeMap<String, String>;
+
+/// A measured step and the flags that ask for it.
+struct Case {
+    group: String,
+    what: String,
+    flags: Vec<String>,
+    sequences: f64,
+    context: f64,
+    /// Tokens of prompt, and prompts that a token waits for.
+    prompts: Option<(u32, f64)>,
+    measured_ms: f64,
+}
+
+/// What was asked on the command line.
+#[derive(Default)]
+struct Options {
+    rows: bool,
+    engine: bool,
+    prefills: bool,
+    filter: Option<String>,
+    files: Vec<PathBuf>,
+}
+
+fn main() -> Result<(), Failure> {
+    let options = options()?;
+    let mut cases = Vec::new();
+    for file in &options.files {
+        let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+        let records = records(&text).map_err(|e| format!("{}: {e}", file.display()))?;
+        cases.extend(
+            records
+                .iter()
+                .filter_map(|r| if r.contains_key("silicon_tpot_ms") { silicon(r, options.engine) } else { pcie(r, options.engine) }),
+        );
+    }
+    if let Some(filter) = &options.filter {
+        cases.retain(|c| c.group.contains(filter.as_str()));
+    }
+    let mut groups: BTreeMap<&str, Vec<&Case>> = BTreeMap::new();
+    cases.iter().for_each(|c| groups.entry(&c.group).or_default().push(c));
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{:58} {:>4} {:>8} {:>8} {:>8}", "group", "rows", "error", "bias", "curve")?;
+    let mut prefills = BTreeMap::new();
+    let (mut all, mut all_curve, mut without) = (Vec::new(), Vec::new(), 0);
+    for (group, cases) in groups {
+        let mut errors = Vec::new();
+        let mut answered = Vec::new();
+        for case in cases {
+            match time_of(case, options.prefills, &mut prefills)? {
+                Some(ms) => {
+                    let error = ms / case.measured_ms - 1.0;
+                    if options.rows {
+                        let (measured, percent) = (case.measured_ms, error * 100.0);
+                        writeln!(out, "  {:56} measured {measured:8.2} ms, predicted {ms:8.2} ms, {percent:+6.1} %", case.what)?;
+                    }
+                    errors.push(error);
+                    answered.push(case);
+                }
+                None => {
+                    without += 1;
+                    if options.rows {
+                        writeln!(out, "  {:56} no answer: moetwin sim {}", case.what, case.flags.join(" "))?;
+                    }
+                }
+            }
+        }
+        if errors.is_empty() {
+            continue;
+        }
+        let curve = curve_errors(&answered);
+        let (error, bias) = (mean(errors.iter().map(|e| e.abs())), mean(errors.iter().copied()));
+        writeln!(
+            out,
+            "{group:58} {:4} {:>7} {:>7} {:>7}",
+            errors.len(),
+            percent(error),
+            percent(bias),
+            percent(mean(curve.iter().copied()))
+        )?;
+        all.extend(errors);
+        all_curve.extend(curve);
+    }
+    let (error, bias) = (mean(all.iter().map(|e| e.abs())), mean(all.iter().copied()));
+    writeln!(out, "{:58} {:4} {:>7} {:>7} {:>7}", "all", all.len(), percent(error), percent(bias), percent(mean(all_curve.into_iter())))?;
+    if without > 0 {
+        writeln!(out, "{without} rows without an answer (no such split, or it does not fit)")?;
+    }
+    Ok(())
+}
+
+fn options() -> Result<Options, Failure> {
+    let mut options = Options::default();
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--rows" => options.rows = true,
+            "--engine" => options.engine = true,
+            "--prefills" => options.prefills = true,
+            "--filter" => options.filter = Some(words.next().ok_or("--filter takes a part of a group's name")?),
+            other if other.starts_with("--") => {
+                return Err(format!("{other}: accepted are --rows, --engine, --prefills, --filter TEXT and files").into());
+            }
+            file => options.files.push(PathBuf::from(file)),
+        }
+    }
+    if options.files.is_empty() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        options.files = vec![data.join("measured-inference.csv"), data.join("measured-inference-silicon.csv")];
+    }
+    Ok(options)
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0u32), |(s, n), v| (s + v, n + 1));
+    if count == 0 { f64::NAN } else { sum / f64::from(count) }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// Milliseconds of a token: the step, and the prompts it waits for if those are asked for. Prefills that are known are in `known`.
+fn time_of(case: &Case, prefills: bool, known: &mut BTreeMap<Vec<String>, f64>) -> Result<Option<f64>, Failure> {
+    let step = predict(&case.flags)?;
+    let (Some(step), Some((prompt, share)), true) = (step, case.prompts, prefills) else { return Ok(step) };
+    let mut flags = case.flags.clone();
+    for (flag, value) in [("--batch", "1".to_owned()), ("--context", prompt.to_string())] {
+        if let Some(at) = flags.iter().position(|f| f == flag) {
+            flags[at + 1] = value;
+        }
+    }
+    flags.extend(words(&["--phase", "prefill"]));
+    if !known.contains_key(&flags) {
+        // A prefill's rate is in tokens: `predict` takes its one sequence for one.
+        let Some(ms) = predict(&flags)? else { return Ok(Some(step)) };
+        known.insert(flags.clone(), ms * f64::from(prompt));
+    }
+    Ok(Some(step + share * known[&flags]))
+}
+
+/// Milliseconds of a step as `moetwin sim` says; where not all sequences fit, the time in which as many tokens leave. `None` where it has
+/// no answer.
+fn predict(flags: &[String]) -> Result<Option<f64>, Failure> {
+    let beside = std::env::current_exe()?;
+    let program = beside.parent().and_then(Path::parent).ok_or("not in a build folder")?.join("moetwin");
+    let run = Command::new(&program).arg("sim").arg("--json").args(flags).output();
+    let run = run.map_err(|e| format!("{}: {e}; build it first: cargo build --release", program.display()))?;
+    let Ok(answer) = serde_json::from_slice::<Value>(&run.stdout) else { return Ok(None) };
+    let batch = flags.iter().position(|f| f == "--batch").and_then(|i| flags.get(i + 1)?.parse::<f64>().ok()).unwrap_or(1.0);
+    Ok(answer["tokens_per_s"].as_f64().map(|rate| batch * 1e3 / rate))
+}
+
+/// Rows of RTX PRO 6000 boxes: Kimi without speculation, up to 64 sequences.
+fn pcie(row: &Record, name_engine: bool) -> Option<Case> {
+    let get = |column: &str| row.get(column).map_or("", String::as_str);
+    let kimi = get("model").starts_with("Kimi") && get("quant").starts_with("INT4");
+    let decode = get("metric").starts_with("decode") && get("unit") == "tok/s" && get("spec_decode") == "none";
+    let forced = get("note").contains("forced on PCIe");
+    let sequences: u32 = get("concurrency").parse().ok()?;
+    let speed: f64 = get("value").parse().ok()?;
+    if !kimi || !decode || forced || get("n_gpus") != "8" || sequences > 64 {
+        return None;
+    }
+    let context: u32 = get("context").parse().unwrap_or(0);
+    let mut flags = words(&["--model", "kimi-k2.5", "--tp", "8", "--machine", pcie_machine(get("gpu"), get("host"))]);
+    flags.extend([["--batch".into(), sequences.to_string()], ["--context".into(), context.to_string()]].concat());
+    for part in get("parallelism").split_whitespace() {
+        let ways = |name: &str| part.strip_prefix(name).filter(|n| *n != "1" && n.parse::<u32>().is_ok());
+        for (name, flag) in [("DCP", "--dcp"), ("EP", "--ep")] {
+            flags.extend(ways(name).map(|n| [flag.to_owned(), n.to_owned()]).into_iter().flatten());
+        }
+    }
+    if !get("kv_dtype").is_empty() {
+        flags.extend(words(&["--kv-dtype", get("kv_dtype")]));
+    }
+    if get("interconnect").contains("P2P off") {
+        flags.extend(words(&["--p2p", "off"]));
+    }
+    if get("interconnect").contains("custom PCIe") {
+        flags.extend(words(&["--allreduce", "one-shot"]));
+    }
+    if get("launch").contains("NCCL_GRAPH_FILE") {
+        flags.extend(words(&["--nccl-graph", "tuned"]));
+    }
+    if name_engine {
+        flags.extend(words(&["--engine", if get("engine") == "SGLang" { "sglang" } else { "vllm" }]));
+    }
+    Some(Case {
+        group: format!("kimi int4 rtx-pro-6000 {}", get("group")),
+        what: format!("context {context}, {sequences} at once"),
+        flags,
+        sequences: f64::from(sequences),
+        context: f64::from(context),
+        prompts: None,
+        measured_ms: f64::from(sequences) * 1e3 / speed,
+    })
+}
+
+fn pcie_machine(gpu: &str, host: &str) -> &'static str {
+    match (gpu.contains("Max-Q"), host) {
+        (true, h) if h.contains("3 PCIe switches") => "8x-rtx-pro-6000-3switch",
+        (true, _) => "8x-rtx-pro-6000-max-q",
+        (false, h) if h.contains("Turin") || h.contains("9575F") => "8x-rtx-pro-6000-dual-turin",
+        (false, _) => "8x-rtx-pro-6000-server",
+    }
+}
+
+/// Rows of NVLink machines: one node, no attention data parallelism, up to 64 sequences.
+fn silicon(row: &Record, name_engine: bool) -> Option<Case> {
+    let get = |column: &str| row.get(column).map_or("", String::as_str);
+    let number = |column: &str| get(column).parse::<u32>().ok();
+    let machine = ["h100", "h200", "b200", "b300"].into_iter().find(|m| get("system") == format!("{m}_sxm"))?;
+    let model = silicon_model(get("model_path"), get("precision"))?;
+    let (gpus, ep, sequences) = (number("n_gpus")?, number("moe_ep_size")?, number("concurrency")?);
+    if gpus > 8 || ep > gpus || sequences == 0 || sequences > 64 || number("attention_dp_size")? != 1 {
+        return None;
+    }
+    let (input, output) = (number("isl")?, number("osl")?);
+    let context = input + output / 2;
+    let mut flags = words(&["--model", model, "--machine", &format!("8x-{machine}-sxm"), "--tp", &gpus.to_string()]);
+    flags.extend(words(&["--batch", &sequences.to_string(), "--context", &context.to_string()]));
+    if ep > 1 {
+        flags.extend(words(&["--ep", &ep.to_string()]));
+    }
+    let engine = get("backend");
+    if name_engine && matches!(engine, "sglang" | "vllm") {
+        flags.extend(words(&["--engine", engine]));
+    }
+    let split = if ep > 1 { format!("tp{gpus} ep{ep}") } else { format!("tp{gpus}") };
+    Some(Case {
+        group: format!("{model} {machine} {engine} {split}"),
+        what: format!("{input} in, {output} out, {sequences} at once, {}", get("backend_version")),
+        flags,
+        sequences: f64::from(sequences),
+        context: f64::from(context),
+        prompts: Some((input, f64::from(sequences - 1) / f64::from(output.max(1)))),
+        measured_ms: get("silicon_tpot_ms").parse().ok()?,
+    })
+}
+
+/// Built-in models whose format is the row's.
+fn silicon_model(path: &str, precision: &str) -> Option<&'static str> {
+    Some(match (path, precision) {
+        ("MiniMaxAI/MiniMax-M2.5", "fp8") => "minimax-m2.5",
+        ("MiniMaxAI/MiniMax-M2.5", "fp4") => "minimax-m2.5-nvfp4",
+        ("Qwen/Qwen3-235B-A22B-FP8", "fp8") => "qwen3-235b-a22b-fp8",
+        ("Qwen/Qwen3.5-397B-A17B", "bf16") => "qwen3.5-397b-a17b",
+        ("deepseek-ai/DeepSeek-R1", "fp8") => "deepseek-r1",
+        ("deepseek-ai/DeepSeek-V3", "fp8") => "deepseek-v3",
+        ("moonshotai/Kimi-K2.5", "int4") => "kimi-k2.5",
+        ("moonshotai/Kimi-K2.5", "fp4") => "kimi-k2.5-nvfp4",
+        ("openai/gpt-oss-120b", "fp4") => "gpt-oss-120b",
+        ("zhipuai/GLM-5", "fp4") => "glm-5-nvfp4",
+        _ => return None,
+    })
+}
+
+fn words(list: &[&str]) -> Vec<String> {
+    list.iter().map(|w| (*w).to_owned()).collect()
+}
+
+/// Relative errors of `a + b x sequences + c x sequences x context`, fitted to the same rows.
+fn curve_errors(cases: &[&Case]) -> Vec<f64> {
+    let most = cases.iter().map(|c| c.context).fold(1.0, f64::max);
+    // Each row divided by its measurement, so that the squares are of relative errors.
+    let terms = |c: &Case| [1.0, c.sequences, c.sequences * c.context / most].map(|t| t / c.measured_ms);
+    let mut normal = [[0.0; 4]; 3];
+    for case in cases {
+        let row = terms(case);
+        for (line, left) in normal.iter_mut().zip(row) {
+            for (cell, right) in line.iter_mut().zip(row.into_iter().chain([1.0])) {
+                *cell += left * right;
+            }
+        }
+    }
+    // Groups of fewer contexts or sequences than terms are met by many curves: the pull picks one.
+    (0..3).for_each(|i| normal[i][i] *= 1.0 + 1e-9);
+    let fitted = solve(normal);
+    cases.iter().map(|c| (terms(c).iter().zip(fitted).map(|(t, f)| t * f).sum::<f64>() - 1.0).abs()).collect()
+}
+
+/// Gauss-Jordan elimination of three equations.
+fn solve(mut m: [[f64; 4]; 3]) -> [f64; 3] {
+    for i in 0..3 {
+        let pivot = (i..3).max_by(|&a, &b| m[a][i].abs().total_cmp(&m[b][i].abs())).unwrap_or(i);
+        m.swap(i, pivot);
+        if m[i][i].abs() < 1e-15 {
+            continue;
+        }
+        for other in (0..3).filter(|r| *r != i) {
+            let factor = m[other][i] / m[i][i];
+            let from = m[i];
+            m[other].iter_mut().zip(from).for_each(|(cell, value)| *cell -= factor * value);
+        }
+    }
+    [0, 1, 2].map(|i| if m[i][i].abs() < 1e-15 { 0.0 } else { m[i][3] / m[i][i] })
+}
+
+/// Rows of a CSV with a header; cells may be quoted.
+fn records(text: &str) -> Result<Vec<Record>, Failure> {
+    let mut lines = text.lines();
+    let header = cells(lines.next().ok_or("it is empty")?);
+    let mut out = Vec::new();
+    for (index, line) in lines.enumerate().filter(|(_, l)| !l.trim().is_empty()) {
+        let row = cells(line);
+        if row.len() != header.len() {
+            return Err(format!("line {}: {} cells, the header has {}", index + 2, row.len(), header.len()).into());
+        }
+        out.push(header.iter().cloned().zip(row).collect());
+    }
+    Ok(out)
+}
+
+fn cells(line: &str) -> Vec<String> {
+    let (mut out, mut cell, mut quoted) = (Vec::new(), String::new(), false);
+    let mut letters = line.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '"' if quoted && letters.peek() == Some(&'"') => {
+                letters.next();
+                cell.push('"');
+            }
+            '"' => quoted = !quoted,
+            ',' if !quoted => out.push(std::mem::take(&mut cell)),
+            other => cell.push(other),
+        }
+    }
+    out.push(cell);
+    out
+}

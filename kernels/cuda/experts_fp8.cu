@@ -1,0 +1,10 @@
+// Routed experts whose weights are stored in fp8.
+#include "experts.cuh"
+
+GATE_UP(fp8, 1, 3, FP8_PARAMS, FP8_EXPERTS)
+GATE_UP(fp8, 2, 1, FP8_PARAMS, FP8_EXPERTS)
+GATE_UP(fp8, 4, 1, FP8_PARAMS, FP8_EXPERTS)
+DOWN(fp8, 1, 3, FP8_PARAMS, FP8_EXPERTS)
+DOWN(fp8, 2, 1, FP8_PARAMS, FP8_EXPERTS)
+DOWN(fp8, 4, 1, FP8_PARAMS, FP8_EXPERTS)
+SINGLE(fp8, 3, FP8_PARAMS, FP8_EXPERTS)

@@ -1,0 +1,253 @@
+// Weights times a few token rows on the tensor cores, weights as the 16-row operand so that up to 8 tokens cost no more than one.
+//
+// The contracted index may run in any order as long as both operands agree, so each lane reads 16 consecutive bytes of a weight row and the
+// same columns of a token row, and no operand passes through shared memory. Weights are read once, past L1; token rows stay in it.
+#pragma once
+#include "common.cuh"
+
+constexpr int MMA_WARPS = 8;
+// Steps of a warp in shared memory: one that is read and the others under way. Copies in flight cost no registers, so that few warps suffice
+// to keep the memory busy.
+constexpr int DEPTH = 5;
+constexpr int STAGE_BYTES = 1152;
+
+struct Pool {
+    uint4 stages[MMA_WARPS][DEPTH][STAGE_BYTES / 16];
+};
+
+// Copies 16 bytes past L1; done after the copying thread's wait.
+__device__ __forceinline__ void copy16(uint4* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+__device__ __forceinline__ void await_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+    __syncwarp();
+}
+__device__ __forceinline__ uint4 zero16() { return make_uint4(0, 0, 0, 0); }
+
+// c[16, 8] += a[16, 16] b[16, 8]. Lane l: g = l / 4, q = l % 4; c holds rows g (c0, c1) and g + 8 (c2, c3) of columns 2q and 2q + 1.
+__device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Token rows of a lane, one for each 8-token tile. Where a tile has fewer tokens the row of another one stands in: a column of the product
+// depends on its own token alone, and nobody reads that one. RAGGED: columns from `cols` on count as zero.
+template <int NT>
+struct Tokens {
+    const bf16* row[NT];
+    template <bool RAGGED>
+    __device__ __forceinline__ uint4 at(int tile, int col, int cols) const {
+        if (RAGGED && col >= cols) return zero16();
+        return *reinterpret_cast<const uint4*>(row[tile] + col);
+    }
+};
+
+// bf16 rows as checkpoints store them; the row length is a multiple of 8. A step is 32 columns.
+struct Bf16Stream {
+    static constexpr int STEP = 32, PIECES = 1;
+    // Column of a lane's piece of a token row.
+    __device__ __forceinline__ static int column(int step, int) { return step * STEP + threadIdx.x % 4 * 8; }
+    struct Raw { uint4 low, high; };
+    const bf16 *low, *high;
+    int cols;
+    __device__ __forceinline__ void issue(uint4* stage, int step) const {
+        const int col = step * STEP + threadIdx.x % 4 * 8, lane = threadIdx.x % WARP;
+        if (col >= cols) { stage[lane] = zero16(), stage[WARP + lane] = zero16(); return; }
+        copy16(stage + lane, low + col);
+        copy16(stage + WARP + lane, high + col);
+    }
+    __device__ __forceinline__ Raw read(const uint4* stage) const { return Raw{stage[threadIdx.x % WARP], stage[WARP + threadIdx.x % WARP]}; }
+    template <int NT, class Piece>
+    __device__ __forceinline__ void multiply(const Raw& w, int step, const Piece& piece, float (&acc)[NT][4]) const {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            const uint4 v = piece(n, 0);
+            mma(acc[n], w.low.x, w.high.x, w.low.y, w.high.y, v.x, v.y);
+            mma(acc[n], w.low.z, w.high.z, w.low.w, w.high.w, v.z, v.w);
+        }
+    }
+};
+
+__device__ __forceinline__ u32 pair(__nv_bfloat162 v) { return *reinterpret_cast<u32*>(&v); }
+__device__ __forceinline__ __nv_bfloat162 pair(u32 v) { return *reinterpret_cast<__nv_bfloat162*>(&v); }
+
+// Nibbles j and j + 4 of a word as two bf16, plus 128: exact.
+__device__ __forceinline__ u32 int4_pair(u32 word, int j) { return ((word >> (4 * j)) & 0x000f000fu) | 0x43004300u; }
+// -136 twice in bf16: a product with a matrix of these takes the 128, and the 8 that is stored on top, off again.
+constexpr u32 INT4_OFFSET = 0xc308c308u;
+
+// Packed 4-bit weights, tiles of 16 rows by 128 columns (INT4_TILE_BYTES each): a lane's 16 bytes of row g, then of row g + 8, then scales
+// [16 rows, 4 groups]. Word i of a lane holds columns 32 i + 8 q .. + 8; the integers enter the product and the scale of a group
+// multiplies its sum, in float. A step is a tile.
+constexpr int INT4_TILE_BYTES = 1152;
+struct Int4Stream {
+    static constexpr int STEP = 128, PIECES = 4;
+    __device__ __forceinline__ static int column(int step, int piece) { return step * STEP + 32 * piece + threadIdx.x % 4 * 8; }
+    struct Raw { uint4 low, high; uint2 low_scale, high_scale; };
+    const u8* tile;
+    int cols;
+    __device__ __forceinline__ void issue(uint4* stage, int step) const {
+        const int lane = threadIdx.x % WARP;
+        const uint4* from = reinterpret_cast<const uint4*>(tile + (size_t)step * INT4_TILE_BYTES);
+        copy16(stage + lane, from + lane);
+        copy16(stage + WARP + lane, from + WARP + lane);
+        if (lane < 8) copy16(stage + 2 * WARP + lane, from + 2 * WARP + lane);
+    }
+    __device__ __forceinline__ Raw read(const uint4* stage) const {
+        const int lane = threadIdx.x % WARP;
+        const uint2* scales = reinterpret_cast<const uint2*>(stage + 2 * WARP);
+        return Raw{stage[lane], stage[WARP + lane], scales[lane / 4], scales[8 + lane / 4]};
+    }
+    template <int NT, class Piece>
+    __device__ __forceinline__ void multiply(const Raw& w, int step, const Piece& piece, float (&acc)[NT][4]) const {
+        const u32 low[4] = {w.low.x, w.low.y, w.low.z, w.low.w}, high[4] = {w.high.x, w.high.y, w.high.z, w.high.w};
+        const u32 low_scales[2] = {w.low_scale.x, w.low_scale.y}, high_scales[2] = {w.high_scale.x, w.high_scale.y};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            u32 a[4], b[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) { a[j] = int4_pair(low[i], j); b[j] = int4_pair(high[i], j); }
+            const float low_scale = __uint_as_float(i % 2 ? low_scales[i / 2] & 0xffff0000u : low_scales[i / 2] << 16);
+            const float high_scale = __uint_as_float(i % 2 ? high_scales[i / 2] & 0xffff0000u : high_scales[i / 2] << 16);
+#pragma unroll
+            for (int n = 0; n < NT; ++n) {
+                const uint4 v = piece(n, i);
+                float sum[4] = {0.f, 0.f, 0.f, 0.f};
+                mma(sum, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, v.x, v.y);
+                mma(sum, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, v.z, v.w);
+                mma(sum, a[0], b[0], a[1], b[1], v.x, v.y);
+                mma(sum, a[2], b[2], a[3], b[3], v.z, v.w);
+                acc[n][0] += low_scale * sum[0];
+                acc[n][1] += low_scale * sum[1];
+                acc[n][2] += high_scale * sum[2];
+                acc[n][3] += high_scale * sum[3];
+            }
+        }
+    }
+};
+
+// Two e4m3 bytes, in the high halves of a word's 16-bit halves, as bf16: the bits land in bf16's exponent and mantissa, 2^120 too small.
+__device__ __forceinline__ u32 fp8_pair(u32 halves) {
+    const u32 bits = (halves & 0x80008000u) | ((halves >> 4) & 0x07f007f0u);
+    return pair(__hmul2(pair(bits), pair(0x7b807b80u)));
+}
+
+// Packed FP8 e4m3, tiles of 16 rows by 64 columns: a lane's 16 bytes of row g, then of row g + 8; in each word the middle bytes are swapped.
+// Scales are per block of rows x columns, in float; a step is a tile and lies in one block.
+constexpr int FP8_TILE_BYTES = 1024;
+struct Fp8Stream {
+    static constexpr int STEP = 64, PIECES = 2;
+    __device__ __forceinline__ static int column(int step, int piece) { return step * STEP + threadIdx.x % 4 * 16 + piece * 8; }
+    struct Raw { uint4 low, high; };
+    const u8* tile;
+    const float *low_scales, *high_scales;
+    int cols, block_cols;
+    __device__ __forceinline__ void issue(uint4* stage, int step) const {
+        const int lane = threadIdx.x % WARP;
+        const uint4* from = reinterpret_cast<const uint4*>(tile + (size_t)step * FP8_TILE_BYTES);
+        copy16(stage + lane, from + lane);
+        copy16(stage + WARP + lane, from + WARP + lane);
+    }
+    __device__ __forceinline__ Raw read(const uint4* stage) const { return Raw{stage[threadIdx.x % WARP], stage[WARP + threadIdx.x % WARP]}; }
+    template <int NT, class Piece>
+    __device__ __forceinline__ void multiply(const Raw& w, int step, const Piece& piece, float (&acc)[NT][4]) const {
+        const u32 low[4] = {w.low.x, w.low.y, w.low.z, w.low.w}, high[4] = {w.high.x, w.high.y, w.high.z, w.high.w};
+        const int block = step * STEP / block_cols;
+        const float low_scale = low_scales[block], high_scale = high_scales[block];
+        float sum[NT][4] = {};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            u32 a[4], b[4];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                a[2 * j] = fp8_pair(low[2 * half + j] << 8);
+                a[2 * j + 1] = fp8_pair(low[2 * half + j]);
+                b[2 * j] = fp8_pair(high[2 * half + j] << 8);
+                b[2 * j + 1] = fp8_pair(high[2 * half + j]);
+            }
+#pragma unroll
+            for (int n = 0; n < NT; ++n) {
+                const uint4 v = piece(n, half);
+                mma(sum[n], a[0], b[0], a[1], b[1], v.x, v.y);
+                mma(sum[n], a[2], b[2], a[3], b[3], v.z, v.w);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            acc[n][0] += low_scale * sum[n][0];
+            acc[n][1] += low_scale * sum[n][1];
+            acc[n][2] += high_scale * sum[n][2];
+            acc[n][3] += high_scale * sum[n][3];
+        }
+    }
+};
+
+// Steps first, first + stride, .. of the columns through the warp's stages. The last step may be ragged. EARLY: weights are asked for before the
+// kernel's turn, which then comes.
+template <class W, int NT, bool EARLY = false>
+__device__ __forceinline__ void accumulate(Pool& pool, const W& w, const Tokens<NT>& x, int first, int stride, float (&acc)[NT][4]) {
+    uint4* stages = &pool.stages[threadIdx.x / WARP][0][0];
+    constexpr int STAGE = STAGE_BYTES / 16;
+    const int whole = w.cols / W::STEP, steps = (w.cols + W::STEP - 1) / W::STEP;
+    int ahead = first, to = 0;
+#pragma unroll
+    for (int u = 0; u < DEPTH - 1; ++u) {
+        if (ahead < steps) w.issue(stages + u * STAGE, ahead);
+        close_copies();
+        ahead += stride;
+    }
+    if (EARLY) await_previous();
+    to = DEPTH - 1;
+    int from = 0;
+    // One tile of tokens in few pieces: those of the next step are asked for a step ahead. More would take registers that blocks need.
+    constexpr bool AHEAD = NT == 1 && W::PIECES < 4;
+    uint4 next[W::PIECES];
+    if (AHEAD && first < steps)
+#pragma unroll
+        for (int i = 0; i < W::PIECES; ++i) next[i] = x.template at<true>(0, W::column(first, i), w.cols);
+    for (int step = first; step < steps; step += stride) {
+        uint4 mine[W::PIECES];
+        if (AHEAD) {
+#pragma unroll
+            for (int i = 0; i < W::PIECES; ++i) mine[i] = next[i];
+            if (step + stride < steps)
+#pragma unroll
+                for (int i = 0; i < W::PIECES; ++i) next[i] = x.template at<true>(0, W::column(step + stride, i), w.cols);
+        }
+        await_copies<DEPTH - 2>();
+        const typename W::Raw now = w.read(stages + from * STAGE);
+        if (ahead < steps) w.issue(stages + to * STAGE, ahead);
+        close_copies();
+        ahead += stride;
+        from = from + 1 == DEPTH ? 0 : from + 1;
+        to = to + 1 == DEPTH ? 0 : to + 1;
+        if (AHEAD) w.template multiply<NT>(now, step, [&](int, int i) { return mine[i]; }, acc);
+        else if (step < whole) w.template multiply<NT>(now, step, [&](int n, int i) { return x.template at<false>(n, W::column(step, i), w.cols); }, acc);
+        else w.template multiply<NT>(now, step, [&](int n, int i) { return x.template at<true>(n, W::column(step, i), w.cols); }, acc);
+    }
+}
+
+// Adds the sums of the `parts` warps that share a tile, in warp order; the first of them ends up with the total.
+template <int NT>
+__device__ __forceinline__ void reduce_warps(Pool& pool, float (&acc)[NT][4], int part, int parts) {
+    if (parts == 1) return;
+    float4* partial = reinterpret_cast<float4*>(&pool);
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    // No warp reads its stages any more.
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < NT; ++n) partial[(warp * NT + n) * WARP + lane] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
+    __syncthreads();
+    if (part == 0)
+        for (int p = 1; p < parts; ++p)
+#pragma unroll
+            for (int n = 0; n < NT; ++n) {
+                const float4 v = partial[((warp + p) * NT + n) * WARP + lane];
+                acc[n][0] += v.x, acc[n][1] += v.y, acc[n][2] += v.z, acc[n][3] += v.w;
+            }
+    __syncthreads();
+}

@@ -1,0 +1,406 @@
+//! Launches of the matrix kernels: dense projections and routed experts.
+
+use super::plan::{BLOCK, LaunchError, Plan, WARPS, activation_args};
+use super::storage::{Extent, Storage, extent_of, storage_of};
+use super::{Arg, Element, element_of};
+use moetwin_models::spec::Activation;
+use moetwin_models::{Axis, TensorId};
+
+/// Rows of a tile of the tensor-core kernels, and columns of a fused tile of gate and up.
+const TILE_ROWS: u64 = 16;
+const FUSED_COLS: u64 = 8;
+/// Tokens of a tile.
+const TILE_TOKENS: u64 = 8;
+/// Rows that a warp of the plain projection computes at once (`ROWS` in linear.cu).
+const PLAIN_ROWS: u64 = 8;
+/// The same of a dense projection's warps.
+const DENSE_LEAST_STEPS: u64 = 8;
+/// Fewest steps a warp should have when several share a tile: about twice what it keeps in flight.
+const LEAST_STEPS: u64 = 6;
+/// Warps from which more of them on a tile no longer pay: between the counts at which two and four, four and eight were measured equal on an
+/// H200 (2026-11-30, experts of Kimi-K2.5 and Qwen3-30B-A3B at 1, 16 and 64 tokens).
+const FULL_WARPS: u64 = 6000;
+/// Blocks below which a projection's long rows are also split over the four blocks of a cluster: one wave of two blocks on each of 132
+/// multiprocessors is 264.
+const FEW_BLOCKS: u64 = 200;
+/// Blocks of a cluster (`CLUSTER` in linear.cu and linear_tile.cu).
+const CLUSTER: u64 = 4;
+/// Outputs, tokens and columns of a tile, threads of a block and its shared memory: three stages of two bf16 tiles (linear_tile.cu).
+const TILE: u64 = 64;
+const TILED_BLOCK: u32 = 128;
+const TILED_SHARED_BYTES: u64 = 3 * 2 * TILE * TILE * 2;
+/// Most pairs that one block sorts in shared memory, and most experts (`BLOCK` in route.cu).
+const LISTED_PAIRS: u64 = 4096;
+const LISTED_EXPERTS: u64 = 1024;
+/// Elements of a row that a block of the experts' sum takes.
+const SUM_CHUNK: u64 = 1024;
+
+/// A batch of products of token rows with matrices of equal shape.
+pub(super) struct Product {
+    /// Token rows.
+    pub(super) rows: u64,
+    /// Outputs a row.
+    pub(super) n: u64,
+    /// Contracted elements.
+    pub(super) k: u64,
+    /// Elements from a token row to the next, and between the parts of a row that different matrices take.
+    pub(super) x_strides: (u64, u64),
+    /// The same of the result.
+    pub(super) y_strides: (u64, u64),
+    /// Matrices.
+    pub(super) batch: u64,
+    /// Elements from a matrix to the next.
+    pub(super) w_stride: u64,
+    /// Whether the token rows are cache rows.
+    pub(super) cached: bool,
+}
+
+/// The source of the experts kernels of a format.
+fn experts_source(storage: Storage) -> &'static str {
+    match storage {
+        Storage::Rows(_) => "experts_bf16.cu",
+        Storage::Int4 { .. } => "experts_int4.cu",
+        Storage::Fp8 { .. } => "experts_fp8.cu",
+    }
+}
+
+/// Columns that a step of a kernel takes (`STEP` of the streams in mma.cuh).
+fn step_of(storage: Storage) -> u64 {
+    match storage {
+        Storage::Rows(_) => 32,
+        Storage::Int4 { .. } => 128,
+        Storage::Fp8 { .. } => 64,
+    }
+}
+
+/// Warps that share a tile of the experts, for rows of `steps` steps and `tiles` tiles in all: as few as fill the GPU, since long rows start
+/// and end less often, but not so many that a warp has less than its pipeline holds. Plain rows are read in pieces of 64 bytes a warp, so two
+/// warps at least read neighbours.
+fn parts_of(storage: Storage, steps: u64, tiles: u64) -> u64 {
+    let least = if matches!(storage, Storage::Rows(_)) { 2 } else { 1 };
+    let most = most_parts(steps, LEAST_STEPS);
+    [1, 2, 4].into_iter().find(|p| (least..most).contains(p) && tiles * p >= FULL_WARPS).unwrap_or(most)
+}
+
+/// As many warps as leave each of them `least` steps.
+fn most_parts(steps: u64, least: u64) -> u64 {
+    [8, 4, 2].into_iter().find(|p| steps >= p * least).unwrap_or(1)
+}
+
+impl Plan<'_> {
+    pub(super) fn linear(&mut self) -> Result<(), LaunchError> {
+        let (rows, n) = self.matrix_out(0)?;
+        let (_, k) = self.matrix(self.node.inputs[0])?;
+        let weight = self.node.inputs[1];
+        // Where the contracted dimension is cut, only the first rank adds the bias.
+        let adds = self.graph.tensors[weight].layout.shard_axis(1).is_none_or(|a| self.graph.deployment.axis_index(a, self.rank) == 0);
+        let bias = if self.node.inputs.len() > 2 && adds { Arg::Input(2) } else { Arg::Null };
+        let f32_out = element_of(self.graph, self.node.outputs[0]) == Element::F32;
+        let storage = storage_of(self.graph, weight, self.rank)?;
+        let plain = match storage {
+            Storage::Rows(Element::F32) if f32_out => Some("linear_f32_f32"),
+            Storage::Rows(Element::F32) => return Err(self.no_kernel("a projection with float weights and bf16 results")),
+            Storage::Rows(_) if !k.is_multiple_of(8) => Some(if f32_out { "linear_bf16_f32" } else { "linear_bf16" }),
+            _ => None,
+        };
+        if let Some(kernel) = plain {
+            let args = vec![
+                Arg::Input(0),
+                Arg::Input(1),
+                bias,
+                Arg::Output(0),
+                self.int(rows, "rows")?,
+                self.int(n, "columns")?,
+                self.int(k, "contracted dimension")?,
+            ];
+            return self.rows("linear.cu", kernel, n.div_ceil(u64::from(WARPS)), rows.div_ceil(PLAIN_ROWS), 0, args);
+        }
+        let product = Product { rows, n, k, x_strides: (k, 0), y_strides: (n, 0), batch: 1, w_stride: 0, cached: false };
+        self.product(&product, storage, [Arg::Input(0), Arg::Input(1), bias], f32_out)
+    }
+
+    /// A tensor-core product of `[x, weights, bias]`; `weights` starts at operand 1 where scales follow it.
+    pub(super) fn product(&mut self, p: &Product, storage: Storage, operands: [Arg; 3], f32_out: bool) -> Result<(), LaunchError> {
+        if p.rows == 0 || p.n == 0 {
+            return Ok(());
+        }
+        let plain = matches!(storage, Storage::Rows(_));
+        if plain && p.rows > 2 * TILE_TOKENS {
+            return self.tiled(p, operands, f32_out);
+        }
+        let steps = p.k.div_ceil(step_of(storage));
+        let tiles = p.n.div_ceil(TILE_ROWS);
+        let parts = most_parts(steps, DENSE_LEAST_STEPS);
+        let tokens = [1, 2].into_iter().find(|t| p.rows <= t * TILE_TOKENS).unwrap_or(4);
+        let blocks = tiles.div_ceil(u64::from(WARPS) / parts);
+        let across = p.rows.div_ceil(TILE_TOKENS * tokens);
+        let split = plain && blocks * across * p.batch < FEW_BLOCKS && steps >= 2 * parts * CLUSTER && (parts == 8 || p.batch == 1);
+        let kernel = match (storage, tokens, split) {
+            (Storage::Rows(_), 1, false) => "linear_mma_bf16_1",
+            (Storage::Rows(_), _, false) => "linear_mma_bf16_2",
+            (Storage::Rows(_), 1, true) => "linear_mma_bf16_1_split",
+            (Storage::Rows(_), _, true) => "linear_mma_bf16_2_split",
+            (Storage::Int4 { .. }, 1, _) => "linear_mma_int4_1",
+            (Storage::Int4 { .. }, 2, _) => "linear_mma_int4_2",
+            (Storage::Int4 { .. }, ..) => "linear_mma_int4_4",
+            (Storage::Fp8 { .. }, 1, _) => "linear_mma_fp8_1",
+            (Storage::Fp8 { .. }, 2, _) => "linear_mma_fp8_2",
+            (Storage::Fp8 { .. }, ..) => "linear_mma_fp8_4",
+        };
+        let mut args = self.product_args(p, operands, parts, f32_out)?;
+        if let Storage::Fp8 { block_rows, block_cols, .. } = storage {
+            let scales = storage.scales_at(Extent { experts: 1, rows: p.n, cols: p.k });
+            args.extend([Arg::InputAt { index: 1, offset: scales }, Arg::I32(block_rows as i32), Arg::I32(block_cols as i32)]);
+        }
+        let wide = if split { blocks * CLUSTER } else { blocks };
+        self.grid("linear.cu", kernel, [wide, across, p.batch], BLOCK, 0, args)
+    }
+
+    /// A product of many token rows: both operands in tiles.
+    fn tiled(&mut self, p: &Product, operands: [Arg; 3], f32_out: bool) -> Result<(), LaunchError> {
+        let (blocks, across) = (p.n.div_ceil(TILE), p.rows.div_ceil(TILE));
+        let split = blocks * across * p.batch < FEW_BLOCKS && p.k >= 2 * CLUSTER * TILE;
+        let args = self.product_args(p, operands, 1, f32_out)?;
+        let (kernel, wide) = if split { ("linear_tile_bf16_split", blocks * CLUSTER) } else { ("linear_tile_bf16", blocks) };
+        self.grid("linear_tile.cu", kernel, [wide, across, p.batch], TILED_BLOCK, TILED_SHARED_BYTES, args)
+    }
+
+    /// What every product kernel takes first (`SHAPE_PARAMS` in shape.cuh).
+    fn product_args(&self, p: &Product, operands: [Arg; 3], parts: u64, f32_out: bool) -> Result<Vec<Arg>, LaunchError> {
+        let [x, weights, bias] = operands;
+        let mut args = vec![x, weights, bias, Arg::Output(0)];
+        for (value, what) in [
+            (p.rows, "rows"),
+            (p.n, "columns"),
+            (p.k, "contracted dimension"),
+            (p.x_strides.0, "elements of a row"),
+            (p.y_strides.0, "elements of a row"),
+            (p.x_strides.1, "elements of a head"),
+            (p.y_strides.1, "elements of a head"),
+        ] {
+            args.push(self.int(value, what)?);
+        }
+        args.extend([Arg::U64(p.w_stride), self.int(parts, "parts")?, Arg::I32(i32::from(f32_out))]);
+        args.extend(if p.cached { [Arg::Sequences, self.sequences()?] } else { [Arg::Null, Arg::I32(0)] });
+        Ok(args)
+    }
+
+    pub(super) fn experts(&mut self, activation: Activation) -> Result<(), LaunchError> {
+        let (rows, hidden) = self.matrix_out(0)?;
+        let (_, topk) = self.matrix(self.node.inputs[1])?;
+        let down = self.graph.local_shape(self.node.inputs[4], self.rank)?;
+        let e = ExpertsPlan {
+            rows,
+            hidden,
+            topk,
+            pairs: rows * topk,
+            first: down[0].start,
+            local: down[0].end - down[0].start,
+            inter: down[2].end - down[2].start,
+            biased: self.node.inputs.len() > 5,
+            // Where the intermediate dimension is cut, one rank adds the bias of down.
+            down_biased: self.node.inputs.len() > 5 && self.graph.deployment.axis_index(Axis::MoeTp, self.rank) == 0,
+            f32_out: element_of(self.graph, self.node.outputs[0]) == Element::F32,
+        };
+        if e.pairs == 0 {
+            return Ok(());
+        }
+        let storages = [storage_of(self.graph, self.node.inputs[3], self.rank)?, storage_of(self.graph, self.node.inputs[4], self.rank)?];
+        let h = self.scratch(2 * e.pairs * e.inter);
+        let plain = |s: Storage, k: u64| matches!(s, Storage::Rows(_)) && !k.is_multiple_of(8);
+        if plain(storages[0], e.hidden) || plain(storages[1], e.inter) {
+            return self.experts_plain(&e, activation, h);
+        }
+        if rows == 1 {
+            return self.experts_single(&e, activation, storages, h);
+        }
+        let offsets = self.scratch(4 * (e.local + 1));
+        let active = self.scratch(4 * (e.local + 1));
+        let list = self.scratch(4 * e.pairs);
+        let y = self.scratch(4 * e.pairs * e.hidden);
+        let small = e.pairs <= LISTED_PAIRS && e.local <= LISTED_EXPERTS;
+        let args = vec![
+            Arg::Input(1),
+            offsets.clone(),
+            list.clone(),
+            active.clone(),
+            self.int(e.pairs, "pairs")?,
+            self.int(e.first, "experts")?,
+            self.int(e.local, "experts")?,
+        ];
+        let kernel = if small { "expert_lists" } else { "expert_lists_large" };
+        self.grid("route.cu", kernel, [1, 1, 1], LISTED_EXPERTS as u32, if small { 4 * e.pairs } else { 0 }, args)?;
+        let lists = [offsets, list, active];
+        self.gate_up(&e, activation, storages[0], Some(&lists), h.clone())?;
+        let steps = e.inter.div_ceil(step_of(storages[1]));
+        let parts = parts_of(storages[1], steps, e.hidden.div_ceil(TILE_ROWS) * e.active());
+        let mut args = vec![h];
+        args.extend(self.weights(storages[1], self.node.inputs[4], 4)?);
+        args.push(if e.down_biased { Arg::Input(6) } else { Arg::Null });
+        args.extend(lists);
+        args.extend([
+            y.clone(),
+            self.int(e.hidden, "hidden")?,
+            self.int(e.inter, "intermediate")?,
+            self.int(e.local, "experts")?,
+            self.int(parts, "parts")?,
+        ]);
+        let kernel = match (storages[1], e.tokens()) {
+            (Storage::Rows(_), 1) => "experts_down_bf16_1",
+            (Storage::Rows(_), 2) => "experts_down_bf16_2",
+            (Storage::Rows(_), _) => "experts_down_bf16_4",
+            (Storage::Int4 { .. }, 1) => "experts_down_int4_1",
+            (Storage::Int4 { .. }, 2) => "experts_down_int4_2",
+            (Storage::Int4 { .. }, _) => "experts_down_int4_4",
+            (Storage::Fp8 { .. }, 1) => "experts_down_fp8_1",
+            (Storage::Fp8 { .. }, 2) => "experts_down_fp8_2",
+            (Storage::Fp8 { .. }, _) => "experts_down_fp8_4",
+        };
+        let blocks = e.hidden.div_ceil(TILE_ROWS).div_ceil(u64::from(WARPS) / parts);
+        self.grid(experts_source(storages[1]), kernel, [blocks, e.pairs.min(e.local), 1], BLOCK, 0, args)?;
+        self.experts_sum(&e, y)
+    }
+
+    /// Gate, up and the activation of the listed pairs, or of one token's choices.
+    fn gate_up(
+        &mut self,
+        e: &ExpertsPlan,
+        activation: Activation,
+        storage: Storage,
+        lists: Option<&[Arg; 3]>,
+        h: Arg,
+    ) -> Result<(), LaunchError> {
+        let active = if lists.is_some() { e.active() } else { e.topk };
+        let parts = parts_of(storage, e.hidden.div_ceil(step_of(storage)), e.inter.div_ceil(FUSED_COLS) * active);
+        let mut args = vec![Arg::Input(0)];
+        args.extend(self.weights(storage, self.node.inputs[3], 3)?);
+        args.push(if e.biased { Arg::Input(5) } else { Arg::Null });
+        args.push(Arg::Input(1));
+        match lists {
+            Some([offsets, list, active]) => args.extend([offsets.clone(), list.clone(), active.clone()]),
+            None => args.extend([Arg::Null, Arg::Null, Arg::Null]),
+        }
+        args.push(h);
+        args.extend([
+            self.int(e.hidden, "hidden")?,
+            self.int(e.inter, "intermediate")?,
+            self.int(e.topk, "topk")?,
+            self.int(e.first, "experts")?,
+            self.int(e.local, "experts")?,
+            self.int(parts, "parts")?,
+        ]);
+        args.extend(activation_args(activation));
+        let tokens = if lists.is_some() { e.tokens() } else { 1 };
+        let kernel = match (storage, tokens) {
+            (Storage::Rows(_), 1) => "experts_gate_up_bf16_1",
+            (Storage::Rows(_), 2) => "experts_gate_up_bf16_2",
+            (Storage::Rows(_), _) => "experts_gate_up_bf16_4",
+            (Storage::Int4 { .. }, 1) => "experts_gate_up_int4_1",
+            (Storage::Int4 { .. }, 2) => "experts_gate_up_int4_2",
+            (Storage::Int4 { .. }, _) => "experts_gate_up_int4_4",
+            (Storage::Fp8 { .. }, 1) => "experts_gate_up_fp8_1",
+            (Storage::Fp8 { .. }, 2) => "experts_gate_up_fp8_2",
+            (Storage::Fp8 { .. }, _) => "experts_gate_up_fp8_4",
+        };
+        let y = if lists.is_some() { e.pairs.min(e.local) } else { e.topk };
+        let blocks = e.inter.div_ceil(FUSED_COLS).div_ceil(u64::from(WARPS) / parts);
+        self.grid(experts_source(storage), kernel, [blocks, y, 1], BLOCK, 0, args)
+    }
+
+    /// One token: its choices are the list, and down sums them.
+    fn experts_single(&mut self, e: &ExpertsPlan, activation: Activation, storages: [Storage; 2], h: Arg) -> Result<(), LaunchError> {
+        self.gate_up(e, activation, storages[0], None, h.clone())?;
+        let mut args = vec![h];
+        args.extend(self.weights(storages[1], self.node.inputs[4], 4)?);
+        args.push(if e.down_biased { Arg::Input(6) } else { Arg::Null });
+        args.extend([Arg::Input(1), Arg::Input(2), Arg::Output(0)]);
+        args.extend([
+            self.int(e.hidden, "hidden")?,
+            self.int(e.inter, "intermediate")?,
+            self.int(e.topk, "topk")?,
+            self.int(e.first, "experts")?,
+            self.int(e.local, "experts")?,
+            Arg::I32(i32::from(e.f32_out)),
+        ]);
+        let kernel = match storages[1] {
+            Storage::Rows(_) => "experts_down_bf16_single",
+            Storage::Int4 { .. } => "experts_down_int4_single",
+            Storage::Fp8 { .. } => "experts_down_fp8_single",
+        };
+        self.rows(experts_source(storages[1]), kernel, e.hidden.div_ceil(TILE_ROWS), 1, 0, args)
+    }
+
+    /// Rows whose length no tensor-core kernel takes.
+    fn experts_plain(&mut self, e: &ExpertsPlan, activation: Activation, h: Arg) -> Result<(), LaunchError> {
+        let packed = |s: Storage| !matches!(s, Storage::Rows(_));
+        if packed(storage_of(self.graph, self.node.inputs[3], self.rank)?)
+            || packed(storage_of(self.graph, self.node.inputs[4], self.rank)?)
+        {
+            return Err(self.no_kernel("experts whose gate and down are stored in different ways"));
+        }
+        let y = self.scratch(4 * e.pairs * e.hidden);
+        let (hidden, inter, pairs) = (self.int(e.hidden, "hidden")?, self.int(e.inter, "intermediate")?, self.int(e.pairs, "pairs")?);
+        let (first, local) = (self.int(e.first, "experts")?, self.int(e.local, "experts")?);
+        let bias = |held: bool, index| if held { Arg::Input(index) } else { Arg::Null };
+        let mut args = vec![Arg::Input(0), Arg::Input(3), bias(e.biased, 5), Arg::Input(1), h.clone(), hidden.clone(), inter.clone()];
+        args.extend([self.int(e.topk, "topk")?, pairs.clone(), first.clone(), local.clone()]);
+        args.extend(activation_args(activation));
+        let across = e.pairs.min(1024);
+        self.rows("experts.cu", "experts_gate_up_plain", e.inter.div_ceil(u64::from(WARPS)), across, 0, args)?;
+        let args = vec![h, Arg::Input(4), bias(e.down_biased, 6), Arg::Input(1), y.clone(), hidden, inter, pairs, first, local];
+        self.rows("experts.cu", "experts_down_plain", e.hidden.div_ceil(u64::from(WARPS)), across, 0, args)?;
+        self.experts_sum(e, y)
+    }
+
+    fn experts_sum(&mut self, e: &ExpertsPlan, y: Arg) -> Result<(), LaunchError> {
+        let args = vec![
+            y,
+            Arg::Input(1),
+            Arg::Input(2),
+            Arg::Output(0),
+            self.int(e.hidden, "hidden")?,
+            self.int(e.topk, "topk")?,
+            self.int(e.first, "experts")?,
+            self.int(e.local, "experts")?,
+            Arg::I32(i32::from(e.f32_out)),
+        ];
+        self.rows("experts.cu", "experts_sum", e.rows, e.hidden.div_ceil(SUM_CHUNK), 0, args)
+    }
+
+    /// The weight arguments of an experts kernel.
+    fn weights(&self, storage: Storage, tensor: TensorId, index: usize) -> Result<Vec<Arg>, LaunchError> {
+        let mut args = vec![Arg::Input(index)];
+        if let Storage::Fp8 { block_rows, block_cols, .. } = storage {
+            let offset = storage.scales_at(extent_of(self.graph, tensor, self.rank)?);
+            args.extend([Arg::InputAt { index, offset }, Arg::I32(block_rows as i32), Arg::I32(block_cols as i32)]);
+        }
+        Ok(args)
+    }
+}
+
+/// Sizes of an experts node on a rank.
+struct ExpertsPlan {
+    rows: u64,
+    hidden: u64,
+    topk: u64,
+    pairs: u64,
+    first: u64,
+    local: u64,
+    inter: u64,
+    biased: bool,
+    down_biased: bool,
+    f32_out: bool,
+}
+
+impl ExpertsPlan {
+    /// Experts that random choices of all pairs hit, in the mean.
+    fn active(&self) -> u64 {
+        let (pairs, local) = (self.pairs as f64, self.local.max(1) as f64);
+        (local * (1.0 - libm::pow(1.0 - 1.0 / local, pairs))) as u64
+    }
+    /// Token tiles of a block: enough for twice the mean of tokens that an expert gets; more tokens take further rounds.
+    fn tokens(&self) -> u64 {
+        let mean = self.pairs.div_ceil(self.local.max(1));
+        [1, 2].into_iter().find(|t| 2 * mean <= t * TILE_TOKENS).unwrap_or(4)
+    }
+}

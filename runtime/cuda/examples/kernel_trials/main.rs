@@ -1,0 +1,86 @@
+//! Every kernel against the CPU reference on random operands, from poisoned results; deliberately wrong kernels, which the checks must reject;
+//! and times of single ops. Runs on the driver's first GPU:
+//!
+//! `kernel_trials [--seed N] [--cases N] [--only NAME] [--wrong] [--bench [--sweep]] [--compile ARCHITECTURE]`
+
+mod bench;
+mod build;
+mod cases;
+
+use build::Numbers;
+use cases::{FAMILIES, Family};
+use moetwin_cuda::Search;
+use moetwin_cuda::exec::compile::{compile_all, compile_changed};
+use moetwin_cuda::exec::trial::Trial;
+use moetwin_runtime::builtin;
+use std::error::Error;
+use std::io::{Write, stdout};
+
+/// Runs cases of a family; the first fault, or the greatest error.
+fn cases(trial: &mut Trial, family: &Family, seed: u64, count: u64) -> Result<Result<f64, String>, Box<dyn Error>> {
+    let mut worst: f64 = 0.0;
+    for i in 0..count {
+        let case = (family.draw)(&mut Numbers(seed.wrapping_add(i)));
+        match case.check(trial)? {
+            Ok(error) => worst = worst.max(error),
+            Err(e) => return Ok(Err(format!("seed {}: {e}", seed.wrapping_add(i)))),
+        }
+    }
+    Ok(Ok(worst))
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().collect();
+    let given = |name: &str| args.iter().position(|a| a == name);
+    let value = |name: &str| given(name).and_then(|i| args.get(i + 1)).map(String::as_str);
+    let number = |name: &str, default: u64| value(name).map_or(Ok(default), str::parse::<u64>);
+    let (seed, count, only) = (number("--seed", 1)?, number("--cases", 12)?, value("--only"));
+    let search = Search::from_environment();
+    if let Some(architecture) = value("--compile") {
+        // Fills the cache of CUBINs where there is no GPU.
+        compile_all(&search, architecture)?;
+        for family in FAMILIES {
+            compile_changed(&search, architecture, family.wrong.0, family.wrong.1)?;
+        }
+        return Ok(());
+    }
+    let spec = builtin::spec()?;
+    let mut trial = Trial::open(&search)?;
+    if given("--bench").is_some() {
+        return bench::run(&mut trial, &spec, only, given("--sweep").is_some());
+    }
+    let mut failed = 0;
+    let chosen = || FAMILIES.iter().filter(|f| only.is_none_or(|o| f.name.contains(o)));
+    for family in chosen() {
+        let line = match cases(&mut trial, family, seed, count)? {
+            Ok(worst) => format!("ok, greatest error {worst:.1e}"),
+            Err(e) => {
+                failed += 1;
+                format!("WRONG: {e}")
+            }
+        };
+        writeln!(stdout(), "{:<34} {count} cases from seed {seed}: {line}", family.name)?;
+        trial.free_all()?;
+    }
+    if only.is_none() {
+        bench::synthetic(&mut trial, &spec, seed)?;
+        writeln!(stdout(), "drawn weights                      equal to the host's")?;
+    }
+    let architecture = trial.architecture().to_owned();
+    drop(trial);
+    if given("--wrong").is_some() {
+        for family in chosen() {
+            let cubins = compile_changed(&search, &architecture, family.wrong.0, family.wrong.1)?;
+            let mut trial = Trial::with(&search, &cubins)?;
+            let line = match cases(&mut trial, family, seed, count)? {
+                Ok(worst) => {
+                    failed += 1;
+                    format!("NOT NOTICED, greatest error {worst:.1e}")
+                }
+                Err(e) => format!("rejected: {e}"),
+            };
+            writeln!(stdout(), "wrong {:<28} {line}", family.name)?;
+        }
+    }
+    if failed == 0 { Ok(()) } else { Err(format!("{failed} families failed").into()) }
+}

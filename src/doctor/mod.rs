@@ -1,0 +1,7 @@
+//! What an examination says: as a machine file, and for people.
+
+mod machine;
+mod text;
+
+pub(crate) use machine::{Stamp, machine};
+pub(crate) use text::report;

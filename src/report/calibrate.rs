@@ -1,0 +1,186 @@
+//! What `moetwin calibrate` says, as text and as JSON.
+
+use crate::commands::calibrate::Answer;
+use crate::table::{Table, count, wrap};
+use moetwin::sim::calibrate::{Residual, table_errors};
+use serde::Serialize;
+use std::fmt::Write as _;
+
+/// Version of the object.
+const SCHEMA: u32 = 1;
+/// Rows that are shown of those that fit worst.
+const WORST: usize = 8;
+
+/// The whole object. Field order is part of no promise, names are.
+#[derive(Serialize)]
+pub(crate) struct CalibrateJson<'a> {
+    schema: u32,
+    machine: &'a str,
+    /// Whether the fit can be defended.
+    fits: bool,
+    message: Option<String>,
+    figures: Vec<FigureJson<'a>>,
+    tables: Vec<TableJson<'a>>,
+    residuals: Vec<ResidualJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct FigureJson<'a> {
+    name: &'a str,
+    factor: f64,
+}
+
+#[derive(Serialize)]
+struct TableJson<'a> {
+    name: &'a str,
+    rows: usize,
+    mean_error_before: f64,
+    mean_error: Option<f64>,
+    max_error: Option<f64>,
+    /// By a fit to the other tables from figures of nobody's machine.
+    left_out_error: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct ResidualJson<'a> {
+    table: &'a str,
+    ranks: usize,
+    launch: &'a str,
+    bytes: u64,
+    measured_us: f64,
+    predicted_us: f64,
+    error: f64,
+    algorithm: &'a str,
+    protocol: &'a str,
+}
+
+fn rows(answer: &Answer) -> &[Residual] {
+    answer.fit.as_ref().map_or(&[], |fit| fit.residuals.as_slice())
+}
+
+fn name(answer: &Answer, table: usize) -> &str {
+    answer.tables.get(table).map_or("", |table| table.name.as_str())
+}
+
+/// The object of an answer.
+pub(crate) fn json(answer: &Answer) -> CalibrateJson<'_> {
+    let residuals = rows(answer);
+    let errors = table_errors(residuals, answer.tables.len());
+    let fits = answer.fit.is_ok();
+    let tables = answer.tables.iter().enumerate().map(|(index, table)| {
+        let own = residuals.iter().filter(|row| row.table == index);
+        TableJson {
+            name: &table.name,
+            rows: table.rows.len(),
+            mean_error_before: answer.errors_before[index],
+            mean_error: fits.then(|| errors[index]),
+            max_error: fits.then(|| own.map(|row| row.error().abs()).fold(0.0, f64::max)),
+            left_out_error: answer.left_out.as_ref().map(|errors| errors[index]),
+        }
+    });
+    let moved = answer.fit.as_ref().map_or(&[][..], |fit| fit.moved.as_slice());
+    CalibrateJson {
+        schema: SCHEMA,
+        machine: &answer.before.name,
+        fits,
+        message: answer.fit.as_ref().err().map(ToString::to_string),
+        figures: moved.iter().map(|&(name, factor)| FigureJson { name, factor }).collect(),
+        tables: tables.collect(),
+        residuals: residuals
+            .iter()
+            .map(|row| ResidualJson {
+                table: name(answer, row.table),
+                ranks: row.ranks,
+                launch: row.launch.name(),
+                bytes: row.bytes,
+                measured_us: row.measured.as_us(),
+                predicted_us: row.predicted.as_us(),
+                error: row.error(),
+                algorithm: row.algorithm.name(),
+                protocol: row.protocol.name(),
+            })
+            .collect(),
+    }
+}
+
+/// The text of an answer.
+pub(crate) fn text(answer: &Answer) -> String {
+    let mut out = String::new();
+    match &answer.fit {
+        Ok(fit) => {
+            let _ = writeln!(
+                out,
+                "{} fitted to {} rows of {} tables",
+                answer.before.name,
+                count(fit.residuals.len() as u64),
+                answer.tables.len()
+            );
+            figures(&mut out, &fit.moved);
+        }
+        Err(error) => {
+            let _ = writeln!(out, "{}: no fit\n  {}", answer.before.name, wrap(&format!("{error}."), 2));
+        }
+    }
+    tables(&mut out, answer);
+    worst(&mut out, answer);
+    if answer.left_out.is_some() {
+        let note = "Left out: each table predicted by a fit to the others, which begins at round figures that no table of this machine has touched.";
+        let _ = writeln!(out, "\n{}", wrap(note, 0));
+    }
+    out
+}
+
+fn figures(out: &mut String, moved: &[(&'static str, f64)]) {
+    if moved.is_empty() {
+        out.push_str("  No figure had to be moved.\n");
+        return;
+    }
+    let mut table = Table::new(["figure", "times"], &[]);
+    for (name, factor) in moved {
+        table.row([(*name).to_owned(), format!("{factor:.3}")]);
+    }
+    let _ = writeln!(out, "\nFigures that moved; what the tables do not speak of stays as it was\n{}", table.render());
+}
+
+fn tables(out: &mut String, answer: &Answer) {
+    let residuals = rows(answer);
+    let errors = table_errors(residuals, answer.tables.len());
+    let percent = |value: f64| format!("{:.1} %", value * 100.0);
+    let mut header = vec!["table", "rows", "before", "fitted", "worst row", "bias"];
+    if answer.left_out.is_some() {
+        header.push("left out");
+    }
+    let mut table = Table::new(header, &[]);
+    for (index, one) in answer.tables.iter().enumerate() {
+        let own: Vec<f64> = residuals.iter().filter(|row| row.table == index).map(Residual::error).collect();
+        let worst = own.iter().map(|error| error.abs()).fold(0.0, f64::max);
+        let bias = own.iter().sum::<f64>() / own.len().max(1) as f64;
+        let fitted = |text: String| if answer.fit.is_ok() { text } else { "-".to_owned() };
+        let mut cells = vec![one.name.clone(), one.rows.len().to_string(), percent(answer.errors_before[index])];
+        cells.extend([fitted(percent(errors[index])), fitted(percent(worst)), fitted(format!("{:+.1} %", bias * 100.0))]);
+        cells.extend(answer.left_out.as_ref().map(|errors| percent(errors[index])));
+        table.row(cells);
+    }
+    let _ = write!(out, "Mean error of each table, of rows from 8 KiB to 128 MiB\n{}", table.render());
+}
+
+fn worst(out: &mut String, answer: &Answer) {
+    let mut residuals: Vec<&Residual> = rows(answer).iter().collect();
+    residuals.sort_by(|a, b| b.error().abs().total_cmp(&a.error().abs()));
+    if residuals.is_empty() {
+        return;
+    }
+    let mut table = Table::new(["row", "ranks", "bytes", "measured us", "predicted us", "error", "as"], &[6]);
+    for row in residuals.iter().take(WORST) {
+        table.row([
+            name(answer, row.table).to_owned(),
+            row.ranks.to_string(),
+            row.bytes.to_string(),
+            format!("{:.2}", row.measured.as_us()),
+            format!("{:.2}", row.predicted.as_us()),
+            format!("{:+.0} %", row.error() * 100.0),
+            format!("{} {} {}", row.launch, row.algorithm, row.protocol),
+        ]);
+    }
+    let _ = write!(out, "\nRows that fit worst\n{}", table.render());
+}
