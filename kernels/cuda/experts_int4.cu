@@ -1,10 +1,17 @@
 // Routed experts whose weights are stored in int4.
 #include "experts.cuh"
 
-GATE_UP(int4, 1, 2, INT4_PARAMS, INT4_EXPERTS)
+// Blocks that share a multiprocessor where one token tile is enough: as many as registers allow without spills.
+#if __CUDA_ARCH__ >= 1200
+#define INT4_BLOCKS 2
+#else
+#define INT4_BLOCKS 3
+#endif
+
+GATE_UP(int4, 1, INT4_BLOCKS, INT4_PARAMS, INT4_EXPERTS)
 GATE_UP(int4, 2, 1, INT4_PARAMS, INT4_EXPERTS)
 GATE_UP(int4, 4, 1, INT4_PARAMS, INT4_EXPERTS)
-DOWN(int4, 1, 2, INT4_PARAMS, INT4_EXPERTS)
+DOWN(int4, 1, INT4_BLOCKS, INT4_PARAMS, INT4_EXPERTS)
 DOWN(int4, 2, 1, INT4_PARAMS, INT4_EXPERTS)
 DOWN(int4, 4, 1, INT4_PARAMS, INT4_EXPERTS)
-SINGLE(int4, 2, INT4_PARAMS, INT4_EXPERTS)
+SINGLE(int4, INT4_BLOCKS, INT4_PARAMS, INT4_EXPERTS)

@@ -89,7 +89,7 @@ LINEAR_BF16(linear_mma_bf16_2_split, 2, 4, 3, __cluster_dims__(4, 1, 1))
         const size_t tile_row = (size_t)((k + 127) / 128) * INT4_TILE_BYTES;                                                                \
         project_mma<NT, 1>(x, [=](int tile, int, int) { return Int4Stream{w + tile * tile_row, k}; }, bias, y, SHAPE);                      \
     }
-LINEAR_INT4(linear_mma_int4_1, 1, 2)
+LINEAR_INT4(linear_mma_int4_1, 1, 3)
 LINEAR_INT4(linear_mma_int4_2, 2, 1)
 LINEAR_INT4(linear_mma_int4_4, 4, 1)
 

@@ -203,14 +203,15 @@ __device__ __forceinline__ void accumulate(Pool& pool, const W& w, const Tokens<
     if (EARLY) await_previous();
     to = DEPTH - 1;
     int from = 0;
-    // One tile of tokens: its pieces of the next step are asked for a step ahead. More would take too many registers.
+    // One tile of tokens in few pieces: those of the next step are asked for a step ahead. More would take registers that blocks need.
+    constexpr bool AHEAD = NT == 1 && W::PIECES < 4;
     uint4 next[W::PIECES];
-    if (NT == 1 && first < steps)
+    if (AHEAD && first < steps)
 #pragma unroll
         for (int i = 0; i < W::PIECES; ++i) next[i] = x.template at<true>(0, W::column(first, i), w.cols);
     for (int step = first; step < steps; step += stride) {
         uint4 mine[W::PIECES];
-        if (NT == 1) {
+        if (AHEAD) {
 #pragma unroll
             for (int i = 0; i < W::PIECES; ++i) mine[i] = next[i];
             if (step + stride < steps)
@@ -224,7 +225,7 @@ __device__ __forceinline__ void accumulate(Pool& pool, const W& w, const Tokens<
         ahead += stride;
         from = from + 1 == DEPTH ? 0 : from + 1;
         to = to + 1 == DEPTH ? 0 : to + 1;
-        if (NT == 1) w.template multiply<NT>(now, step, [&](int, int i) { return mine[i]; }, acc);
+        if (AHEAD) w.template multiply<NT>(now, step, [&](int, int i) { return mine[i]; }, acc);
         else if (step < whole) w.template multiply<NT>(now, step, [&](int n, int i) { return x.template at<false>(n, W::column(step, i), w.cols); }, acc);
         else w.template multiply<NT>(now, step, [&](int n, int i) { return x.template at<true>(n, W::column(step, i), w.cols); }, acc);
     }
