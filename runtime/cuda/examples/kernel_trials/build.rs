@@ -304,7 +304,7 @@ fn compare(got: &Array<f32>, expected: &Array<f64>) -> Result<f64, String> {
                     continue;
                 }
                 let d = (f64::from(*a) - b).abs();
-                if !(d <= ELEMENT_LIMIT * largest) {
+                if d.is_nan() || d > ELEMENT_LIMIT * largest {
                     return Err(format!("element {i} is {a}, expected {b} (largest {largest})"));
                 }
                 error += d * d;
