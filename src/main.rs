@@ -11,6 +11,7 @@ mod output;
 mod prediction;
 mod prompt;
 mod report;
+mod requests;
 mod resolve;
 mod scenario;
 mod speculation;

@@ -10,6 +10,7 @@ pub mod explore;
 pub mod import;
 pub mod machine;
 pub mod network;
+pub mod serving;
 pub mod speculation;
 pub mod time;
 pub mod topology;

@@ -1,10 +1,11 @@
 //! `moetwin sim`.
 
 use crate::args::DeploymentArgs;
-use crate::error::{Failure, Outcome};
+use crate::error::{Failure, InputError, Outcome};
 use crate::output::{self, NewFile};
 use crate::prediction::Prediction;
 use crate::report::{sim_json, sim_text};
+use crate::requests::{self, RequestArgs};
 use crate::scenario::Scenario;
 use clap::Args;
 use moetwin::sim::trace::chrome_trace;
@@ -19,12 +20,16 @@ Examples:
   moetwin sim --machine 8x-h200-sxm --model deepseek-v3 --dp-attention 8 --ep 8 --batch 64
   moetwin sim --graphs off --p2p off --json
   moetwin sim --phase verify:3 --trace trace.json
+  moetwin sim --requests closed:1,8,64
+  moetwin sim --requests open:0.5 --prompt-tokens 512-4096 --output-tokens 64-512
 
 Without arguments: Kimi-K2.5 with INT4 experts on 8x RTX PRO 6000 (Server) over PCIe, TP8, one stream at 1024 tokens of context.
 Exit code 1 means the answer is no: it would not start, or what was asked for does not fit.")]
 pub(crate) struct SimArgs {
     #[command(flatten)]
     deployment: DeploymentArgs,
+    #[command(flatten)]
+    requests: RequestArgs,
     /// Write a Chrome trace-event file, which ui.perfetto.dev opens
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -32,6 +37,12 @@ pub(crate) struct SimArgs {
 
 /// Predicts and prints.
 pub(crate) fn run(args: &SimArgs) -> Result<Outcome, Failure> {
+    if let Some(source) = &args.requests.requests {
+        if args.trace.is_some() {
+            return Err(InputError::new("--trace", "shows one step, and --requests serves many").into());
+        }
+        return requests::run(&args.deployment, &args.requests, source);
+    }
     let trace_file = args.trace.as_deref().map(|path| NewFile::plan("--trace", path)).transpose()?;
     let prediction = Prediction::of(Scenario::new(&args.deployment)?)?;
     if let Some(file) = trace_file {

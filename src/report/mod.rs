@@ -7,6 +7,7 @@ pub(crate) mod check_text;
 pub(crate) mod collective_json;
 pub(crate) mod collective_text;
 pub(crate) mod kernels;
+pub(crate) mod requests;
 pub(crate) mod sim_json;
 pub(crate) mod sim_text;
 
