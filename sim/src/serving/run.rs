@@ -225,7 +225,7 @@ impl Server<'_> {
         }
     }
     fn finish_step(&mut self, planned: &Planned, time: Duration) {
-        self.now = self.now + time;
+        self.now += time;
         let out = &mut self.out;
         out.steps += 1;
         out.prompt_steps += u64::from(!planned.prompts.is_empty());
