@@ -13,6 +13,7 @@ mod prompt;
 mod report;
 mod resolve;
 mod scenario;
+mod sensitivity;
 mod speculation;
 mod sweep;
 mod table;
