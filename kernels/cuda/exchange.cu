@@ -59,5 +59,6 @@ extern "C" __global__ void copy_columns(const bf16* in, bf16* out, int in_width,
 
 // Sums that were added in f32, rounded once.
 extern "C" __global__ void round_f32_bf16(const float* in, bf16* out, u64 n) {
+    take_turn();
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) out[i] = to_bf16(in[i]);
 }
