@@ -27,6 +27,8 @@ const ABSORB_COLS: u64 = 256;
 const ABSORB_TOKENS: u64 = 4;
 /// Threads of a block that merges splits.
 const COMBINE_BLOCK: u32 = 128;
+/// Splits that the combining kernel's loop handles a round.
+const UNROLLED_SPLITS: u64 = 4;
 
 /// One attention over a cache.
 struct Attend {
@@ -252,7 +254,9 @@ impl Plan<'_> {
         }
         let mut args = vec![partial, states, a.sinks.clone(), Arg::Output(0)];
         args.extend([self.int(a.heads, "heads")?, self.int(a.value_width, "value width")?, self.int(splits, "splits")?]);
-        self.grid("decode.cu", "attend_combine", [a.rows, a.heads, 1], COMBINE_BLOCK, 4 * splits, args)
+        // The loop over splits is unrolled by four, and its last round is read whole.
+        let factors = splits.next_multiple_of(UNROLLED_SPLITS) + UNROLLED_SPLITS;
+        self.grid("decode.cu", "attend_combine", [a.rows, a.heads, 1], COMBINE_BLOCK, 4 * factors, args)
     }
 
     fn mla_norm(&mut self, eps: f64, q_lora: Option<u64>, kv: u64) -> Result<(), LaunchError> {

@@ -18,7 +18,11 @@ pub(crate) struct Family {
 }
 
 pub(crate) const FAMILIES: &[Family] = &[
-    Family { name: "linear bf16", draw: linear_bf16, wrong: ("for (int p = 1; p < parts; ++p)", "for (int p = 2; p < parts; ++p)") },
+    Family {
+        name: "linear bf16",
+        draw: linear_bf16,
+        wrong: ("else ((bf16*)y)[at] = to_bf16(v);", "else ((bf16*)y)[at] = to_bf16(1.05f * v);"),
+    },
     Family {
         name: "linear bf16 split over a cluster",
         draw: linear_split,
@@ -86,11 +90,7 @@ pub(crate) const FAMILIES: &[Family] = &[
     },
     Family { name: "mla decode", draw: mla_decode, wrong: ("seen.sum * old + sum", "seen.sum + sum") },
     Family { name: "mla decode, many heads", draw: mla_wide, wrong: ("u32 valued = keys + 2 *", "u32 valued = keys + 16 + 2 *") },
-    Family {
-        name: "merging splits",
-        draw: long_attention,
-        wrong: ("partial[(row * splits + s) * value_width + i] * __expf", "partial[(row * splits + s) * value_width + i] * 0.5f * __expf"),
-    },
+    Family { name: "merging splits", draw: long_attention, wrong: ("v.x += part.x * factor,", "v.x += part.x * 0.5f * factor,") },
     Family {
         name: "mla prefill",
         draw: mla_prefill,
