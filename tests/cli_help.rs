@@ -59,7 +59,7 @@ fn examples_run() {
                 .map(|(i, w)| {
                     let writes = words[i] == "--out"
                         || words[i] == "--trace"
-                        || words[i] == "--report"
+                        || (words[i] == "--report" && words[1] == "sim")
                         || words[i] == "--dump"
                         || words[i] == "--record-routing";
                     if writes { folder.join(w).to_string_lossy().into_owned() } else { w.clone() }

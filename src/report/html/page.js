@@ -24,6 +24,9 @@
     y += LANE;
   });
   const height = y + 6;
+  // The first rank's stream that does most: what the overview shows.
+  const streams = rows.filter((row) => row.name !== "host");
+  const main = (streams.length ? streams : rows).reduce((best, row) => (row.rank === rows[0].rank && row.spans.length > best.spans.length ? row : best));
   let from = 0, until = time.total_ns, chosen = null, colours = {}, left = 84;
   const stepNs = Math.max(1, time.total_ns);
 
@@ -116,7 +119,6 @@
   }
   function drawOverview() {
     const [pen, wide] = fit(overview, 26), scale = wide / stepNs;
-    const main = rows.reduce((best, row) => (row.rank === rows[0].rank && row.spans.length > best.spans.length ? row : best), rows[0]);
     for (const span of main.spans) paint(pen, span, span.start * scale, Math.max(0.2, (span.end - span.start) * scale), 4, 18, false);
     pen.strokeStyle = colours.text;
     pen.lineWidth = 2;
@@ -162,8 +164,7 @@
   }
   function whole() { show(0, stepNs); }
   function layer() {
-    const spans = rows.reduce((best, row) => (row.spans.length > best.spans.length ? row : best), rows[0]).spans;
-    const layers = spans.filter((s) => s.layer >= 0);
+    const layers = main.spans.filter((s) => s.layer >= 0);
     if (!layers.length) return whole();
     const last = Math.max(...layers.map((s) => s.layer)), middle = Math.floor(last / 2);
     const some = layers.filter((s) => s.layer === middle || (last > 3 && s.layer === middle + 1));
@@ -171,7 +172,7 @@
     show(a - (b - a) * 0.02, b + (b - a) * 0.02);
   }
   function step(by) {
-    let row = chosen ? chosen.row : rows[Math.min(1, rows.length - 1)];
+    let row = chosen ? chosen.row : main;
     let index = chosen ? chosen.index + by : firstAfter(row.spans, from);
     index = Math.min(Math.max(0, index), row.spans.length - 1);
     tell(row, index);

@@ -229,8 +229,10 @@ fn draw_link(svg: &mut String, labels: &mut String, machine: &Machine, load: &Li
     let link = &machine.links[load.link];
     let share = load.busier().share;
     let width = if share > 0.0 { 1.5 + 7.5 * share / most.max(1e-12) } else { 1.2 };
-    let colour = if share > 0.0 { "accent" } else { "strong" };
     let between_gpus = [link.a, link.b].iter().all(|v| matches!(machine.vertices[*v].part, VertexKind::Gpu { .. }));
+    // Bows cross each other, so they are thinner.
+    let width = if between_gpus { width * 0.45 } else { width };
+    let colour = if share > 0.0 { "accent" } else { "strong" };
     let into_fabric = [link.a, link.b].iter().any(|v| matches!(machine.vertices[*v].part, VertexKind::NvSwitch));
     // A fabric is as wide as the row of GPUs: its links go straight down.
     let b = if into_fabric { (if b.1 > a.1 { a.0 } else { b.0 }, b.1) } else { b };
@@ -240,7 +242,7 @@ fn draw_link(svg: &mut String, labels: &mut String, machine: &Machine, load: &Li
     let title = format!("{names}, {}: {there} of the step there, {back} back", link.kind.name());
     let path = if between_gpus {
         let middle = (a.0 + b.0) / 2.0;
-        format!("M{:.1} {:.1}Q{middle:.1} {:.1} {:.1} {:.1}", a.0, a.1, a.1 + 30.0 + (a.0 - b.0).abs() * 0.12, b.0, b.1)
+        format!("M{:.1} {:.1}Q{middle:.1} {:.1} {:.1} {:.1}", a.0, a.1, a.1 + 30.0 + (a.0 - b.0).abs() * 0.2, b.0, b.1)
     } else {
         format!("M{:.1} {:.1}L{:.1} {:.1}", a.0, a.1, b.0, b.1)
     };
