@@ -14,6 +14,7 @@ mod report;
 mod requests;
 mod resolve;
 mod scenario;
+mod sensitivity;
 mod speculation;
 mod sweep;
 mod table;
