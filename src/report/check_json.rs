@@ -10,6 +10,9 @@ use serde::Serialize;
 #[derive(Serialize)]
 pub(crate) struct CheckJson<'a> {
     schema: u32,
+    engine: &'static str,
+    /// The version that was answered for.
+    version: &'a str,
     starts: Starts,
     phase: Phase,
     kind: Kind,
@@ -51,6 +54,8 @@ impl<'a> LogAnswer<'a> {
 pub(crate) fn json<'a>(answer: &'a Answer, log: Option<&'a LogReport>) -> CheckJson<'a> {
     CheckJson {
         schema: 1,
+        engine: answer.settings.engine.title(),
+        version: &answer.settings.version.text,
         starts: answer.starts,
         phase: answer.phase,
         kind: answer.kind,

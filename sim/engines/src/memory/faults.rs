@@ -2,7 +2,7 @@
 
 use super::answer::{Ledger, longest};
 use super::{GIB, transients};
-use crate::finding::{Finding, Fix, Kind, Phase};
+use crate::finding::{Finding, Fix, Kind, Outcome, Phase};
 use crate::hardware::Hardware;
 use crate::model::Model;
 use crate::question::Engine;
@@ -21,7 +21,7 @@ pub(super) fn find(settings: &Settings, model: &Model, hardware: &Hardware, ledg
         Engine::Vllm => {
             out.extend(outside_budget(settings, ledger));
             out.extend(vllm_pool(settings, model, ledger));
-            if out.is_empty() {
+            if out.iter().all(|f| f.outcome == Outcome::Note) {
                 out.extend(graphs_beside(settings, ledger));
             }
         }
@@ -169,6 +169,9 @@ fn sglang_pool(settings: &Settings, model: &Model, ledger: &Ledger) -> Option<Fi
     if let Some(reason) = &ledger.fraction_reason {
         finding = finding.because(format!("no fraction was given: {reason}"));
     }
+    if ledger.pool > -0.5 {
+        finding = finding.because("that is nearer than the arithmetic can tell for certain: another build may just start");
+    }
     if ledger.workspace > 0.0 {
         let shared = ledger.weights - ledger.plain_weights;
         finding = finding
@@ -275,7 +278,7 @@ fn vllm_pool(settings: &Settings, model: &Model, ledger: &Ledger) -> Option<Find
     let required = cost.map_or(0.0, |c| c.request(length) / GIB);
     let margin = ledger.margin.min(0.25 * ledger.total);
     if ledger.pool + margin > 0.0 && required <= ledger.pool + margin {
-        return None;
+        return (required > ledger.pool || ledger.pool <= 0.0).then(|| close_call(ledger, required));
     }
     let budget = ledger.total * ledger.fraction;
     let profile = ledger.profile.total();
@@ -319,6 +322,24 @@ fn vllm_pool(settings: &Settings, model: &Model, ledger: &Ledger) -> Option<Find
         }
     }
     Some(pool_fixes(settings, model, ledger, required, finding))
+}
+
+/// Nearer than the arithmetic can tell: said, and not decided against.
+fn close_call(ledger: &Ledger, required: f64) -> Finding {
+    let longest = ledger.cost.filter(|_| ledger.pool > 0.0).map(|cost| longest(&cost, ledger.pool * GIB)).filter(|l| *l >= 256.0);
+    let safe = longest.map_or(String::new(), |l| format!(": --max-model-len {l:.0} is safe"));
+    let message = format!(
+        "the KV cache is a close call: one request of full length needs {required:.2} GiB, and {:.2} GiB are predicted, which may be {:.1} GiB too few (profiled \
+         peak {:.1}, estimate of graphs {:.1}){safe}",
+        ledger.pool.max(0.0),
+        ledger.margin.min(0.25 * ledger.total),
+        ledger.profile.peak(),
+        ledger.profile.graphs
+    );
+    Finding::fails(Phase::KvAlloc, Kind::Oom, "kv_cache_holds_one_request", message)
+        .outcome(Outcome::Note)
+        .argument("--max-model-len")
+        .source("check_enough_kv_cache_memory; determine_available_memory")
 }
 
 fn pool_fixes(settings: &Settings, model: &Model, ledger: &Ledger, required: f64, mut finding: Finding) -> Finding {

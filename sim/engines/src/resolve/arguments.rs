@@ -240,13 +240,16 @@ fn choice(given: &Given, words: &str, value: &str, version: &Version) -> Option<
     let read = if version.engine == Engine::Sglang { "0.5.24" } else { "0.17.0" };
     let grows = ["backend", "quantization", "cache-dtype", "algorithm", "load-format"].iter().any(|w| given.name.contains(w));
     let slip = words.split('/').any(|w| crate::command::distance(&lower, &w.to_lowercase()) <= 2);
-    let beyond = grows && !slip && (version.release.is_none() || version.at_least(read));
+    let other = if version.engine == Engine::Sglang { Engine::Vllm } else { Engine::Sglang };
+    let others = flags::find(other, &given.name)
+        .is_some_and(|f| matches!(f.value, Value::Choice(w) if w.split('/').any(|w| w.to_lowercase() == lower)));
+    let beyond = grows && !slip && !others && (version.release.is_none() || version.at_least(read));
     let own_build = beyond || ["fork", "custom", "image", "build", "patched", "dev"].iter().any(|w| version.says(w));
     let all: Vec<&str> = words.split('/').collect();
-    let message = format!("{} does not accept '{value}' (accepted: {})", given.written, all.join(", "));
-    let quoted: Vec<String> = all.iter().map(|w| format!("'{w}'")).collect();
+    let whose = if others { format!(", which is a word of {}", other.title()) } else { String::new() };
+    let message = format!("{} does not accept '{value}'{whose} (accepted: {})", given.written, all.join(", "));
     let mut finding = refused(given, "value_is_a_choice", message)
-        .because(format!("argparse: error: argument {}: invalid choice: '{value}' (choose from {})", given.written, quoted.join(", ")))
+        .because(parser_says(given, value, &all, version.engine))
         .source(format!("choices of {} in the flag table", given.name));
     if own_build {
         return Some(finding.outcome(Outcome::Note));
@@ -257,6 +260,19 @@ fn choice(given: &Given, words: &str, value: &str, version: &Version) -> Option<
         finding = finding.fix(Fix::set(&given.written, word));
     }
     Some(finding.fix(Fix::remove(&given.written)))
+}
+
+/// What the parser prints of a word that is no choice: argparse, or the class that the value is turned into.
+fn parser_says(given: &Given, value: &str, all: &[&str], engine: Engine) -> String {
+    if engine == Engine::Vllm && given.name == "--attention-backend" {
+        return format!(
+            "pydantic: Value error, Unknown attention backend: '{}'. Valid options are: {}",
+            value.to_uppercase(),
+            all.join(", ")
+        );
+    }
+    let quoted: Vec<String> = all.iter().map(|w| format!("'{w}'")).collect();
+    format!("argparse: error: argument {}: invalid choice: '{value}' (choose from {})", given.written, quoted.join(", "))
 }
 
 fn json(given: &Given, flag: &Flag, value: &str) -> Option<Finding> {

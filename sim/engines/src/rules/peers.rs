@@ -11,6 +11,13 @@ const VLLM: Option<Engine> = Some(Engine::Vllm);
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
+        name: "hosts_have_a_meeting_point",
+        engine: None,
+        range: Range::ALL,
+        source: "sglang model_runner.init_torch_distributed: tcp://127.0.0.1 without dist_init_addr; vllm ParallelConfig: master_addr is 127.0.0.1 by default",
+        check: meeting_point,
+    },
+    Rule {
         name: "no_preloaded_shim",
         engine: None,
         range: Range::ALL,
@@ -322,6 +329,23 @@ fn pcie_setup(launch: &Launch<'_>) -> Vec<Finding> {
     );
     let both = Fix::switch("--disable-custom-all-reduce").and(Fix::env("VLLM_ALLREDUCE_USE_SYMM_MEM", "0"));
     vec![hang(Phase::Init, "communicators_find_peer_memory", message).fix(Fix::switch("--disable-custom-all-reduce")).fix(both)]
+}
+
+/// Every host waits at its own loopback address for the others.
+fn meeting_point(launch: &Launch<'_>) -> Vec<Finding> {
+    let (counts, address) = match launch.settings.engine {
+        Engine::Sglang => ("--nnodes", "--dist-init-addr"),
+        Engine::Vllm => ("--nnodes", "--master-addr"),
+    };
+    if launch.settings.nodes < 2 || !launch.command.has(counts) || launch.command.has(address) {
+        return Vec::new();
+    }
+    let hosts = launch.settings.nodes;
+    let message =
+        format!("{counts} {hosts} without {address}: each host waits at 127.0.0.1 for ranks that are on the others, until a time-out");
+    let words = Fix::words(format!("{address} with the first host's address, the same on all hosts"));
+    let finding = Finding::fails(Phase::Init, Kind::Hang, "hosts_have_a_meeting_point", message).outcome(Outcome::Hangs);
+    vec![finding.argument(counts).fix(words)]
 }
 
 fn fabric_subset(launch: &Launch<'_>) -> Vec<Finding> {
