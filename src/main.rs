@@ -6,6 +6,7 @@ mod digest;
 mod doctor;
 mod error;
 mod generation;
+mod measurement;
 mod nearest;
 mod output;
 mod prediction;

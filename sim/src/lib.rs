@@ -9,6 +9,7 @@ pub mod exec;
 pub mod explore;
 pub mod import;
 pub mod machine;
+pub mod measured;
 pub mod network;
 pub mod speculation;
 pub mod time;

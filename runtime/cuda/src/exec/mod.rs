@@ -8,6 +8,8 @@ mod executor;
 pub mod fake;
 pub mod gpu;
 pub mod inject;
+mod measure;
+pub mod pace;
 mod parts;
 pub mod progress;
 pub(crate) mod rank;
@@ -17,3 +19,4 @@ pub(crate) mod worker;
 
 pub use driver_host::DriverHost;
 pub use executor::{CudaExecutor, CudaOptions};
+pub use measure::{CommandTimes, RankTimes, Repetitions};
