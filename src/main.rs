@@ -1,6 +1,7 @@
 //! The command line. Nothing here computes: every subcommand reads flags, calls the library and renders what it says.
 
 mod args;
+mod calibration;
 mod commands;
 mod digest;
 mod doctor;

@@ -3,7 +3,7 @@
 use crate::error::{Failure, InputError};
 use moetwin::cuda::Search;
 use moetwin::cuda::exec::gpu::Host;
-use moetwin::cuda::exec::{CudaExecutor, RankTimes, Repetitions};
+use moetwin::cuda::exec::{CommandTimes, CudaExecutor, RankTimes, Repetitions};
 use moetwin::cuda::{Piece, probe};
 use moetwin::models::{Deployment, Phase, RankId, Sequence, Step};
 use moetwin::runtime::reference::StepInputs;
@@ -155,11 +155,21 @@ pub(crate) fn trace(program: &Program, times: &[RankTimes], conditions: &Conditi
     Ok(measured_trace(program, &times.iter().map(rank).collect::<Vec<_>>(), &conditions))
 }
 
-/// The median, milliseconds; none of no times.
-pub(crate) fn median_ms(ps: &[u64]) -> Option<f64> {
+/// The median; none of no times.
+pub(crate) fn median_of(ps: &[u64]) -> Option<u64> {
     let mut sorted = ps.to_vec();
     sorted.sort_unstable();
-    sorted.get(sorted.len() / 2).map(|ps| *ps as f64 / 1e9)
+    sorted.get(sorted.len() / 2).copied()
+}
+
+/// The median, milliseconds; none of no times.
+pub(crate) fn median_ms(ps: &[u64]) -> Option<f64> {
+    median_of(ps).map(|ps| ps as f64 / 1e9)
+}
+
+/// The median of a command's times: of those that hold no time of the host, where there are such.
+pub(crate) fn median_ps(times: &CommandTimes) -> Option<u64> {
+    median_of(if times.ps.is_empty() { &times.late_ps } else { &times.ps })
 }
 
 /// A sentence on what was measured, of the slowest rank.

@@ -161,7 +161,7 @@ fn predicted_now(args: &CompareArgs, measured: &Trace) -> Result<Answer, Failure
 }
 
 /// The built-in machine with such GPUs.
-fn machine_with(gpu: &str) -> Result<String, Failure> {
+pub(super) fn machine_with(gpu: &str) -> Result<String, Failure> {
     let has = |name: &&str| {
         let wanted = gpu_by_words(gpu);
         machine::find(name).is_some_and(|m| m.models.iter().any(|model| Some(model.name.as_str()) == wanted))

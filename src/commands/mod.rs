@@ -32,7 +32,7 @@ pub(crate) enum Command {
     Run(Box<run::RunArgs>),
     /// Put what was measured of a step beside what is predicted of it
     Compare(Box<compare::CompareArgs>),
-    /// Fit a machine's figures to logs of nccl-tests, and say how well they fit
+    /// Measure a machine's figures on its GPUs, or fit them to logs of nccl-tests
     Calibrate(Box<calibrate::CalibrateArgs>),
     /// What a collective takes on a machine, size by size, and why
     Collective(Box<collective::CollectiveArgs>),

@@ -503,7 +503,7 @@ fn report(spec: &ModelSpec, job: &Job<'_>, generated: &Generated, streamed: bool
 }
 
 /// Says what keeps CUDA from being used here; how many GPUs there are if nothing does.
-fn gpus_at_hand(ranks: u32, launcher: Option<&Launcher>) -> Result<usize, Failure> {
+pub(super) fn gpus_at_hand(ranks: u32, launcher: Option<&Launcher>) -> Result<usize, Failure> {
     let probed = probe(&Search::from_environment());
     let mut missing = probed.missing_for(ranks as usize);
     if launcher.is_some() {
@@ -514,7 +514,7 @@ fn gpus_at_hand(ranks: u32, launcher: Option<&Launcher>) -> Result<usize, Failur
     if missing.is_empty() {
         return Ok(probed.gpus.len());
     }
-    let mut text = "--backend cuda cannot run here".to_owned();
+    let mut text = "CUDA cannot be used here".to_owned();
     for (name, m) in missing {
         text.push_str(&format!("\n  {name}: {}\n    {}", m.why, m.remedy));
     }

@@ -1,5 +1,6 @@
 //! Programs on GPUs: one thread a rank, one graph a decode program, the same commands as every other executor.
 
+pub mod calibrate;
 pub mod compile;
 mod driver_gpu;
 mod driver_host;
