@@ -196,7 +196,12 @@ fn stripped(line: &str) -> &str {
         let rest = match trimmed.chars().next() {
             Some('(') => trimmed.split_once(") ").map(|(_, r)| r).filter(|_| trimmed.contains("pid=")),
             Some('[') => trimmed.split_once("] ").map(|(_, r)| r),
-            _ if trimmed.starts_with("ERROR ") || trimmed.starts_with("INFO ") => trimmed.split_once("] ").map(|(_, r)| r),
+            _ if trimmed.starts_with("ERROR ") || trimmed.starts_with("INFO ") => {
+                // Day and time, then `[core.py:708]`, `engine.py:366]` or nothing.
+                let behind = trimmed.splitn(4, ' ').nth(3).unwrap_or_default();
+                let place = behind.split_once("] ").filter(|(place, _)| place.contains(".py:") && !place.contains(' '));
+                Some(place.map_or(behind, |(_, rest)| rest))
+            }
             _ => None,
         };
         match rest {
