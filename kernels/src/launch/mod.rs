@@ -89,6 +89,8 @@ pub enum Arg {
     Table(Table),
     /// Address of the sequences whose rows the operands hold.
     Sequences,
+    /// Address of the rank's record of faults on the device (`Fault` in exchange.cu).
+    Fault,
     /// A null address: the operand is absent.
     Null,
     /// A 32-bit integer.

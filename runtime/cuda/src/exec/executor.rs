@@ -6,19 +6,21 @@ use super::gpu::{AbortSignal, Host};
 use super::inject::Injection;
 use super::parts::{decode, encode, from_bytes};
 use super::progress::{Board, Doing, Failed, What};
-use super::rank::{Communicators, Membership, Notes, PartOfResult, RankFailure};
+use super::rank::{Communicators, Limits, Membership, Notes, PartOfResult, RankFailure};
 use super::weights::read_weight;
+use super::window::{AllReduceBackend, MOST_RANKS, one_shot_bytes};
 use super::worker::{Event, Job, Start, Worker};
 use crate::link::Link;
+use crate::wire::{Reader, Writer};
 use moetwin_kernels::reference::Array;
-use moetwin_models::{Phase, RankId, TensorKind, WeightRef};
+use moetwin_models::{Op, Phase, RankId, TensorKind, WeightRef};
 use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::reference::{ExecuteError, NamedValue, StepInputs, collect};
 use moetwin_runtime::weights::WeightSource;
 use moetwin_runtime::{Action, BufferId, Executor, Place, Program, ProgramKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 /// How to run on GPUs.
@@ -32,6 +34,13 @@ pub struct CudaOptions {
     pub graphs: bool,
     /// A fault to inject.
     pub inject: Option<Injection>,
+    /// Which code sums over ranks.
+    pub all_reduce: AllReduceBackend,
+    /// Rows that a rank may send to another one's experts in a pass: less is packed and sent, more is an error at the end of the pass. None
+    /// reserves room for all rows.
+    pub expert_capacity: Option<u32>,
+    /// Where choices are told that the user may want to know of.
+    pub remarks: Option<Sender<String>>,
 }
 
 /// After the first sign of a failure: how long others may take to report theirs, which may be the cause.
@@ -56,6 +65,10 @@ pub struct CudaExecutor<H: Host = DriverHost> {
     failed: Option<Failed>,
     loaded: BTreeSet<(RankId, WeightRef)>,
     communicators: BTreeMap<Vec<RankId>, u32>,
+    /// Groups that were asked for windows, and whether all their ranks have mapped them.
+    windows: BTreeMap<Vec<RankId>, bool>,
+    /// What ranks said in answer to the latest job.
+    words: BTreeMap<RankId, Vec<u8>>,
     programs: Vec<Arc<Program>>,
     passes: u64,
 }
@@ -104,8 +117,7 @@ impl<H: Host> CudaExecutor<H> {
             host: Arc::clone(&host),
             notes: notes.clone(),
             events: sender,
-            capacity: options.capacity,
-            deadline: options.deadline,
+            limits: Limits { capacity: options.capacity, deadline: options.deadline, expert_capacity: options.expert_capacity },
             injection: options.inject,
             alone: link.is_some(),
         };
@@ -124,6 +136,8 @@ impl<H: Host> CudaExecutor<H> {
             failed: None,
             loaded: BTreeSet::new(),
             communicators: BTreeMap::new(),
+            windows: BTreeMap::new(),
+            words: BTreeMap::new(),
             programs: Vec::new(),
             passes: 0,
         };
@@ -154,9 +168,10 @@ impl<H: Host> CudaExecutor<H> {
         let end = self.host.now() + self.options.deadline;
         while self.workers.iter().any(|w| w.outstanding > allowed) {
             let failure = match self.next_event(end) {
-                Some(Event::Done(rank, list)) => {
+                Some(Event::Done(rank, answer)) => {
                     self.answered(rank);
-                    parts.extend(list.into_iter().map(|p| ((rank, p.buffer), p)));
+                    self.words.insert(rank, answer.words);
+                    parts.extend(answer.parts.into_iter().map(|p| ((rank, p.buffer), p)));
                     continue;
                 }
                 Some(Event::Failed(f) | Event::Elsewhere(f)) => Some(f),
@@ -334,8 +349,72 @@ impl<H: Host> CudaExecutor<H> {
             self.answers(0)?;
             self.communicators.insert(members.clone(), number);
         }
+        if self.options.all_reduce == AllReduceBackend::OneShot {
+            self.open_windows(program)?;
+        }
         let groups = program.groups.iter().map(|(_, g)| self.communicators[&g.ranks]).collect();
-        Ok(Communicators { groups, world: self.communicators.get(&everyone).copied().unwrap_or(0) })
+        let mapped = self.windows.iter().filter(|(_, mapped)| **mapped);
+        let one_shot = mapped.map(|(members, _)| self.communicators[members]).collect();
+        Ok(Communicators { groups, one_shot, world: self.communicators.get(&everyone).copied().unwrap_or(0) })
+    }
+
+    /// Windows of the groups that sum over their ranks, made where they are new. Where one rank cannot map another's, all of the group use
+    /// NCCL, and the user is told.
+    fn open_windows(&mut self, program: &Program) -> Result<(), ExecuteError> {
+        for (id, group) in program.groups.iter() {
+            let members = &group.ranks;
+            let mut commands = program.ranks[members[0]].commands.iter();
+            let sums = |c: &moetwin_runtime::Command| matches!(program.graph.nodes[c.id.node].op, Op::AllReduce { .. });
+            let used = commands.any(|c| sums(c) && matches!(c.action, Action::Collective { group, .. } if group == id));
+            if !used || members.len() < 2 || self.windows.contains_key(members) {
+                continue;
+            }
+            let refusal = match members.len() <= MOST_RANKS {
+                true => self.open_window(members)?,
+                false => Some(format!("it takes at most {MOST_RANKS} ranks")),
+            };
+            self.windows.insert(members.clone(), refusal.is_none());
+            let text = match refusal {
+                Some(why) => format!("all-reduces of {} use NCCL, not one-shot: {why}", group.name),
+                None => format!("all-reduces of {} take one shot up to {} bytes, NCCL beyond", group.name, one_shot_bytes(members.len())),
+            };
+            self.options.remarks.as_ref().map(|r| r.send(text).ok());
+        }
+        Ok(())
+    }
+
+    /// The windows of one group; why not, if not.
+    fn open_window(&mut self, members: &[RankId]) -> Result<Option<String>, ExecuteError> {
+        let number = self.communicators[members];
+        let local: Vec<RankId> = self.local().into_iter().filter(|r| members.contains(r)).collect();
+        local.iter().for_each(|rank| self.send(*rank, Job::Publish(number, members.len())));
+        self.answers(0)?;
+        let tickets = self.words_of(&local, "publish memory")?;
+        let tickets = Arc::new(members.iter().map(|m| tickets.get(m).cloned().unwrap_or_default()).collect::<Vec<_>>());
+        for &rank in &local {
+            let index = members.iter().position(|m| *m == rank).unwrap_or(0);
+            self.send(rank, Job::Map(number, index, Arc::clone(&tickets)));
+        }
+        self.answers(0)?;
+        let refusals = self.words_of(&local, "map memory")?;
+        let first = refusals.into_iter().find(|(rank, why)| members.contains(rank) && !why.is_empty());
+        Ok(first.map(|(rank, why)| format!("rank {}: {}", rank.0, String::from_utf8_lossy(&why))))
+    }
+
+    /// What ranks answered, of all processes.
+    fn words_of(&mut self, local: &[RankId], what: &'static str) -> Result<BTreeMap<RankId, Vec<u8>>, ExecuteError> {
+        let mut own = Writer::default();
+        for rank in local {
+            own.number(u64::from(rank.0)).bytes(&self.words.remove(rank).unwrap_or_default());
+        }
+        let mut all = BTreeMap::new();
+        for bytes in self.agree(what, own.done(), self.options.deadline)? {
+            let mut from = Reader::new(&bytes);
+            while let (Some(rank), Some(words)) = (from.number(), from.bytes()) {
+                all.insert(RankId(u32::try_from(rank).unwrap_or(u32::MAX)), words.to_vec());
+            }
+        }
+        Ok(all)
     }
 
     fn load_rank(&mut self, program: &Program, rank: RankId, weights: &dyn WeightSource) -> Result<(), ExecuteError> {

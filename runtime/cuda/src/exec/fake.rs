@@ -1,12 +1,15 @@
 //! A recording fake of the driver and of NCCL. It stands below the executor, which does not know; it computes nothing, but it keeps what
 //! the driver would keep (memory, streams, captures, who has come to which collective) and writes down everything that would be wrong.
 
+pub use super::fabric::{Fabric, LocalFabric};
+
+use super::fabric::lock;
 use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Host, Stream};
 use super::progress::Board;
 use moetwin_kernels::launch::{Arg, Launch};
 use moetwin_models::RankId;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Between two looks of a wait.
@@ -16,58 +19,6 @@ const LEAP: Duration = Duration::from_secs(1);
 
 /// Looks after which time passes although a rank seems to run: some seconds.
 const MOST_LOOKS: u32 = 20_000;
-
-/// Who has come to what: the part of NCCL that spans ranks. Local to this process, or somewhere that several can reach.
-pub trait Fabric: Send + Sync {
-    /// Member `index` of `members` joins a communicator.
-    fn join(&self, id: u64, index: u32, members: u32);
-    /// Whether all have joined.
-    fn joined(&self, id: u64) -> bool;
-    /// A member comes to its `round`-th group of calls, described without addresses.
-    fn arrive(&self, id: u64, round: u64, index: u32, calls: &str);
-    /// Whether all members have come to a round; an error where they came with different calls.
-    fn complete(&self, id: u64, round: u64) -> Result<bool, String>;
-}
-
-/// A fabric of this process.
-#[derive(Debug, Default)]
-pub struct LocalFabric(Mutex<BTreeMap<u64, Club>>);
-
-/// A communicator: its size, who has joined, and who has come to which round with what.
-#[derive(Debug, Default)]
-struct Club {
-    members: u32,
-    joined: BTreeSet<u32>,
-    rounds: BTreeMap<u64, BTreeMap<u32, String>>,
-}
-
-fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Fabric for LocalFabric {
-    fn join(&self, id: u64, index: u32, members: u32) {
-        let mut clubs = lock(&self.0);
-        let club = clubs.entry(id).or_default();
-        club.members = members;
-        club.joined.insert(index);
-    }
-    fn joined(&self, id: u64) -> bool {
-        lock(&self.0).get(&id).is_some_and(|c| c.joined.len() == c.members as usize)
-    }
-    fn arrive(&self, id: u64, round: u64, index: u32, calls: &str) {
-        lock(&self.0).entry(id).or_default().rounds.entry(round).or_default().insert(index, calls.to_owned());
-    }
-    fn complete(&self, id: u64, round: u64) -> Result<bool, String> {
-        let clubs = lock(&self.0);
-        let Some(come) = clubs.get(&id).and_then(|c| c.rounds.get(&round)) else { return Ok(false) };
-        let first = come.values().next();
-        if let Some(other) = come.values().find(|c| Some(*c) != first) {
-            return Err(format!("round {round}: members come with {} and {other}", first.map_or("", String::as_str)));
-        }
-        Ok(clubs.get(&id).is_some_and(|c| come.len() == c.members as usize))
-    }
-}
 
 /// What was asked of a rank's GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,12 +31,20 @@ pub enum Asked {
     Connect(u32),
     /// Anything that runs on a stream, or copies.
     Work(&'static str),
+    /// A kernel was launched.
+    Launch(&'static str),
+    /// A kernel was launched in which ranks wait for each other.
+    Meet(&'static str),
     /// A capture ended as this graph.
     Captured(usize),
     /// A graph was replayed.
     Replay(usize),
     /// All communication was ended.
     Abort,
+    /// A peer's memory was mapped.
+    Map(Address),
+    /// And let go of.
+    Unmap(Address),
     /// A graph was destroyed.
     Destroy(usize),
     /// A communicator was left.
@@ -124,6 +83,21 @@ struct State {
     ids: u64,
 }
 
+/// A kernel of a rank notes something as wrong: what, of which member of its group, and how many (`Fault` in exchange.cu).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FakeFault {
+    /// The rank.
+    pub rank: RankId,
+    /// The kernel.
+    pub kernel: &'static str,
+    /// The kind of fault.
+    pub what: u32,
+    /// The member of the group.
+    pub member: u32,
+    /// How many.
+    pub count: u32,
+}
+
 /// A host of fake GPUs. Clones are the same host.
 #[derive(Clone)]
 pub struct FakeHost {
@@ -133,6 +107,10 @@ pub struct FakeHost {
     stuck_kernel: Option<(RankId, u32)>,
     /// Bytes of memory of each GPU.
     memory_bytes: u64,
+    /// A rank that cannot map what others publish.
+    apart: Option<RankId>,
+    /// What a rank's kernel notes as wrong.
+    fault: Option<FakeFault>,
     /// Real time where there is a start, else virtual time, which passes only while every rank stands still.
     start: Option<Instant>,
 }
@@ -146,7 +124,7 @@ impl Default for FakeHost {
 impl FakeHost {
     /// GPUs on a fabric, in virtual time.
     pub fn new(fabric: Arc<dyn Fabric>) -> Self {
-        Self { state: Arc::default(), fabric, stuck_kernel: None, memory_bytes: 1 << 36, start: None }
+        Self { state: Arc::default(), fabric, stuck_kernel: None, memory_bytes: 1 << 36, apart: None, fault: None, start: None }
     }
     /// The same in real time, for ranks in several processes.
     pub fn in_real_time(self) -> Self {
@@ -155,6 +133,14 @@ impl FakeHost {
     /// A rank's stream stops for ever at its `kernel`-th launch.
     pub fn with_stuck_kernel(self, rank: RankId, kernel: u32) -> Self {
         Self { stuck_kernel: Some((rank, kernel)), ..self }
+    }
+    /// A rank cannot map what others publish.
+    pub fn with_rank_apart(self, rank: RankId) -> Self {
+        Self { apart: Some(rank), ..self }
+    }
+    /// A rank's kernel notes something as wrong.
+    pub fn with_fault(self, fault: FakeFault) -> Self {
+        Self { fault: Some(fault), ..self }
     }
     /// GPUs with this much memory.
     pub fn with_memory(self, memory_bytes: u64) -> Self {
@@ -203,6 +189,8 @@ impl Host for FakeHost {
             abort,
             next: (u64::from(rank.0) + 1) << 40,
             live: BTreeMap::new(),
+            mapped: Vec::new(),
+            contents: BTreeMap::new(),
             communicators: BTreeMap::new(),
             pending: Vec::new(),
             marks: Vec::new(),
@@ -263,6 +251,10 @@ pub struct FakeGpu {
     abort: AbortSignal,
     next: Address,
     live: BTreeMap<Address, u64>,
+    /// What it maps of peers.
+    mapped: Vec<Address>,
+    /// The little that memory holds, else zeros.
+    contents: BTreeMap<Address, Vec<u8>>,
     /// By number: the id, this member's index, the next round.
     communicators: BTreeMap<u32, (u64, u32, u64)>,
     /// Rounds that the stream has not passed yet, in order.
@@ -308,6 +300,12 @@ impl FakeGpu {
         self.pending.push((*id, *round));
         *round += 1;
         Ok(())
+    }
+    fn note_fault(&mut self, launch: &Launch, args: &[u64]) {
+        let Some(fault) = self.host.fault.filter(|f| f.rank == self.rank && f.kernel == launch.kernel) else { return };
+        let Some(at) = launch.args.iter().position(|a| *a == Arg::Fault) else { return };
+        let record = [fault.what, args[at + 1] as u32, fault.member, fault.count];
+        self.contents.insert(args[at], record.iter().flat_map(|w| w.to_le_bytes()).collect());
     }
     fn kernel(&mut self) {
         self.kernels += 1;
@@ -375,6 +373,9 @@ impl Gpu for FakeGpu {
             self.wrong("reads results before the stream is idle".to_owned());
         }
         bytes.fill(0);
+        if let Some(held) = self.contents.get(&from) {
+            bytes.iter_mut().zip(held).for_each(|(to, from)| *to = *from);
+        }
         Ok(())
     }
     fn fill(&mut self, _: Stream, to: Address, _: u8, bytes: u64) -> Result<(), GpuError> {
@@ -390,16 +391,53 @@ impl Gpu for FakeGpu {
     }
     fn launch(&mut self, _: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
         self.work("launch");
+        self.asked(Asked::Launch(launch.kernel));
         for (arg, cell) in launch.args.iter().zip(args) {
-            if matches!(arg, Arg::Input(_) | Arg::Output(_) | Arg::Scratch { .. } | Arg::Table(_) | Arg::Sequences) {
+            if matches!(arg, Arg::Input(_) | Arg::Output(_) | Arg::Scratch { .. } | Arg::Table(_) | Arg::Sequences | Arg::Fault) {
                 self.within(launch.kernel, *cell, 0);
             }
         }
+        self.note_fault(launch, args);
         match &mut self.capturing {
             Some(recorded) => recorded.kernels += 1,
             None => self.kernel(),
         }
         Ok(())
+    }
+    fn publish(&mut self, bytes: u64) -> Result<(Address, Vec<u8>), GpuError> {
+        let address = self.allocate(bytes)?;
+        Ok((address, address.to_le_bytes().to_vec()))
+    }
+    fn map(&mut self, ticket: &[u8]) -> Result<Result<Address, String>, GpuError> {
+        self.work("map");
+        if self.host.apart == Some(self.rank) {
+            return Ok(Err("its GPU cannot map others' memory".to_owned()));
+        }
+        let address = ticket.first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
+        self.mapped.push(address);
+        self.asked(Asked::Map(address));
+        Ok(Ok(address))
+    }
+    fn unmap(&mut self, address: Address) {
+        self.asked(Asked::Unmap(address));
+        match self.mapped.iter().position(|a| *a == address) {
+            Some(i) => drop(self.mapped.remove(i)),
+            None => self.wrong(format!("{address:#x} is let go of, and was not mapped")),
+        }
+    }
+    fn meet(&mut self, stream: Stream, communicator: u32, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
+        self.launch(stream, launch, args)?;
+        self.asked(Asked::Meet(launch.kernel));
+        // Members must come with the same kernel, grid and numbers but for their own place.
+        let numbers = launch.args.iter().zip(args).filter(|(a, _)| matches!(a, Arg::U64(_))).map(|(_, cell)| *cell);
+        let text = format!("{} on {} blocks with {:?}", launch.kernel, launch.grid.0, numbers.collect::<Vec<_>>());
+        match &mut self.capturing {
+            Some(recorded) => {
+                recorded.rounds.push((communicator, text));
+                Ok(())
+            }
+            None => self.come(communicator, &text),
+        }
     }
     fn record(&mut self, _: Stream, _: u32) -> Result<(), GpuError> {
         self.work("record event");
@@ -444,8 +482,10 @@ impl Gpu for FakeGpu {
             };
             parts.into_iter().for_each(|p| self.within("communicate", p, count * element.bytes()));
         }
-        // Two members pass something on between them, whatever the others do.
-        if calls.iter().any(|c| matches!(c, Call::Send { .. } | Call::Receive { .. })) {
+        // Two members pass something on between them, whatever the others do; where one sends and receives at once, all of them do.
+        let sends = calls.iter().filter(|c| matches!(c, Call::Send { .. })).count();
+        let receives = calls.iter().filter(|c| matches!(c, Call::Receive { .. })).count();
+        if sends + receives > 0 && sends * receives == 0 {
             return Ok(());
         }
         let text = describe(element, calls);
@@ -518,7 +558,7 @@ impl Gpu for FakeGpu {
     }
     fn close(&mut self) {
         self.asked(Asked::Close);
-        if !self.live.is_empty() || !self.graphs.is_empty() || (!self.communicators.is_empty() && !self.aborted) {
+        if !self.live.is_empty() || !self.mapped.is_empty() || !self.graphs.is_empty() || (!self.communicators.is_empty() && !self.aborted) {
             self.wrong("closed with memory, graphs or communicators in use".to_owned());
         }
         self.end();

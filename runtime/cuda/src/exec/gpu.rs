@@ -138,6 +138,15 @@ pub trait Gpu {
     fn connect(&mut self, communicator: u32, id: &[u8], index: u32, members: u32, deadline: Duration) -> Result<(), GpuError>;
     /// Runs calls of a communicator as one group.
     fn communicate(&mut self, stream: Stream, communicator: u32, element: Element, calls: &[Call]) -> Result<(), GpuError>;
+    /// Reserves zeroed memory that peers may map, and a ticket by which they find it. Its third word, once not zero, ends waits of kernels
+    /// that look at it ([`Gpu::abort`] sets it).
+    fn publish(&mut self, bytes: u64) -> Result<(Address, Vec<u8>), GpuError>;
+    /// Maps what a peer has published. Nothing is wrong where this GPU cannot: then the reason is returned.
+    fn map(&mut self, ticket: &[u8]) -> Result<Result<Address, String>, GpuError>;
+    /// Lets go of what [`Gpu::map`] gave.
+    fn unmap(&mut self, address: Address);
+    /// Launches a kernel in which all members of a communicator wait for each other.
+    fn meet(&mut self, stream: Stream, communicator: u32, launch: &Launch, args: &[u64]) -> Result<(), GpuError>;
     /// Starts capturing stream 0 and whatever joins it.
     fn begin_capture(&mut self) -> Result<(), GpuError>;
     /// Ends the capture.

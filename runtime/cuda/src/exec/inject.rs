@@ -235,6 +235,21 @@ impl<G: Gpu> Gpu for Injecting<G> {
         self.saboteur.call("communicate")?;
         self.gpu.communicate(stream, communicator, element, calls)
     }
+    fn publish(&mut self, bytes: u64) -> Result<(Address, Vec<u8>), GpuError> {
+        self.saboteur.call("publish memory")?;
+        self.gpu.publish(bytes)
+    }
+    fn map(&mut self, ticket: &[u8]) -> Result<Result<Address, String>, GpuError> {
+        self.saboteur.call("map a peer's memory")?;
+        self.gpu.map(ticket)
+    }
+    fn unmap(&mut self, address: Address) {
+        self.gpu.unmap(address);
+    }
+    fn meet(&mut self, stream: Stream, communicator: u32, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
+        self.saboteur.call("launch")?;
+        self.gpu.meet(stream, communicator, launch, args)
+    }
     fn begin_capture(&mut self) -> Result<(), GpuError> {
         self.saboteur.call("begin capture")?;
         self.gpu.begin_capture()

@@ -1,11 +1,13 @@
 //! One rank: its memory, its programs, and carrying out their commands on its GPU.
 
-use super::exchange::{Part, Places, parts};
+use super::exchange::{Part, Places, packed_sizes, parts};
 use super::gpu::{AbortSignal, Address, Call, Captured, Gpu, GpuError};
+use super::packed::Packing;
+use super::peers::Shared;
 use super::progress::{Board, Doing, Failed, What};
 use super::weights::WeightLoad;
 use moetwin_kernels::launch::{Arg, Element, Launches, Table, element_of, launches};
-use moetwin_models::{IdVec, RankId, TensorKind, WeightRef};
+use moetwin_models::{IdVec, NodeId, RankId, TensorKind, WeightRef};
 use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::reference::{StepInputs, first_token_of_replica, positions};
 use moetwin_runtime::{Action, BufferId, Command, Place, Program};
@@ -20,6 +22,8 @@ const STREAMS: usize = 2;
 
 /// How often a rank's own limit of a wait exceeds the run's deadline: whoever watches all ranks judges first, and knows more.
 const OWN_LIMIT: u32 = 2;
+/// How often a kernel's limit of a wait for peers exceeds it: hosts give up first, and end the kernel's wait too.
+const DEVICE_LIMIT: u32 = 4;
 /// From an abort until streams are idle: aborted collectives end at once, kernels of a step within it.
 const DRAIN: Duration = Duration::from_secs(2);
 
@@ -46,15 +50,26 @@ pub(crate) struct RankFailure {
     pub drained: bool,
 }
 
+/// What every rank of a run is told of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// KV pool rows of each sequence.
+    pub capacity: u32,
+    /// Longest wait for anything.
+    pub deadline: Duration,
+    /// Rows that a rank may send to another one's experts, where that is not all of them.
+    pub expert_capacity: Option<u32>,
+}
+
 /// A rank and its GPU.
 pub(crate) struct Rank<G> {
-    gpu: G,
-    rank: RankId,
-    capacity: u32,
-    deadline: Duration,
+    pub(super) gpu: G,
+    pub(super) rank: RankId,
+    limits: Limits,
     notes: Notes,
     /// Everything allocated, in order.
-    allocations: Vec<Address>,
+    pub(super) allocations: Vec<Address>,
+    pub(super) shared: Shared,
     communicators: Vec<u32>,
     graphs: Vec<Captured>,
     order: u32,
@@ -76,14 +91,16 @@ pub(crate) struct Membership {
 }
 
 /// A program with everything resolved to addresses.
-struct Loaded {
-    program: Arc<Program>,
+pub(super) struct Loaded {
+    pub(super) program: Arc<Program>,
     /// Communicator numbers by group, and of all ranks for pipeline sends.
     communicators: Arc<Communicators>,
     addresses: IdVec<BufferId, Address>,
     scratch: [Address; STREAMS],
     sequences: Address,
     replica_sequences: Address,
+    /// How rows of experts are packed, where they are.
+    pub(super) packing: Option<Packing>,
     capture: bool,
     captured: Option<Captured>,
     warm: bool,
@@ -93,6 +110,8 @@ struct Loaded {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Communicators {
     pub groups: Vec<u32>,
+    /// Those whose ranks have mapped each other's windows, all of them.
+    pub one_shot: Vec<u32>,
     pub world: u32,
 }
 
@@ -106,14 +125,14 @@ pub(crate) struct PartOfResult {
 }
 
 impl<G: Gpu> Rank<G> {
-    pub(crate) fn new(gpu: G, rank: RankId, capacity: u32, deadline: Duration, notes: Notes) -> Self {
+    pub(crate) fn new(gpu: G, rank: RankId, limits: Limits, notes: Notes) -> Self {
         Self {
             gpu,
             rank,
-            capacity,
-            deadline,
+            limits,
             notes,
             allocations: Vec::new(),
+            shared: Shared::default(),
             communicators: Vec::new(),
             graphs: Vec::new(),
             order: u32::MAX,
@@ -125,7 +144,7 @@ impl<G: Gpu> Rank<G> {
         }
     }
     /// Notes what the rank begins.
-    fn begin(&mut self, phase: InitPhase, what: What, with_peers: bool) {
+    pub(super) fn begin(&mut self, phase: InitPhase, what: What, with_peers: bool) {
         self.notes.board.set(self.rank, Doing { phase, what, with_peers, since: (self.notes.now)() });
     }
     /// Notes that a job was answered.
@@ -166,12 +185,13 @@ impl<G: Gpu> Rank<G> {
         if !failed {
             communicators.into_iter().rev().for_each(|c| self.gpu.disconnect(c));
         }
+        self.shared.unmap(&mut self.gpu);
         for address in std::mem::take(&mut self.allocations).into_iter().rev() {
             self.gpu.free(address);
         }
         self.gpu.close();
     }
-    fn allocate(&mut self, bytes: u64) -> Result<Address, GpuError> {
+    pub(super) fn allocate(&mut self, bytes: u64) -> Result<Address, GpuError> {
         let address = self.gpu.allocate(bytes)?;
         self.allocations.push(address);
         Ok(address)
@@ -179,7 +199,7 @@ impl<G: Gpu> Rank<G> {
     pub(crate) fn connect(&mut self, memberships: &[Membership]) -> Result<(), GpuError> {
         for m in memberships {
             self.begin(InitPhase::Connect, What::Communicator(m.number), true);
-            self.gpu.connect(m.number, &m.id, m.index, m.members, self.deadline * OWN_LIMIT)?;
+            self.gpu.connect(m.number, &m.id, m.index, m.members, self.limits.deadline * OWN_LIMIT)?;
             self.communicators.push(m.number);
         }
         Ok(())
@@ -199,7 +219,7 @@ impl<G: Gpu> Rank<G> {
     pub(crate) fn finish_loading(&mut self) -> Result<(), GpuError> {
         // Which weight is late is known once the wait gives up, as with a pass.
         self.begin(InitPhase::Load, What::Named("wait for the weights"), true);
-        let waited = self.gpu.synchronize(self.deadline * OWN_LIMIT);
+        let waited = self.gpu.synchronize(self.limits.deadline * OWN_LIMIT);
         let loading = std::mem::take(&mut self.loading);
         if waited.is_err()
             && let Some(mark) = self.gpu.unfinished()
@@ -227,7 +247,7 @@ impl<G: Gpu> Rank<G> {
                     .get(w)
                     .ok_or_else(|| GpuError::new("weights", format!("{} is not loaded", graph.tensors[buffer.tensor].name)))?,
                 (Place::KvPool, TensorKind::Cache { layer }) => {
-                    let rows = graph.deployment.attention_sequences(&graph.step, self.rank).len() as u64 * u64::from(self.capacity);
+                    let rows = graph.deployment.attention_sequences(&graph.step, self.rank).len() as u64 * u64::from(self.limits.capacity);
                     let bytes = rows * buffer.sizes[1..].iter().product::<u64>() * element_of(graph, buffer.tensor).bytes();
                     match self.caches.get(layer) {
                         Some(&a) => a,
@@ -251,11 +271,15 @@ impl<G: Gpu> Rank<G> {
             scratch: [0; STREAMS],
             sequences,
             replica_sequences,
+            packing: None,
             capture,
             captured: None,
             warm: false,
         };
         self.begin(InitPhase::Allocate, What::Named("reserve scratch and tables"), false);
+        if let Some(capacity) = self.limits.expert_capacity {
+            loaded.packing = self.packing(&program, u64::from(capacity))?;
+        }
         for (stream, bytes) in scratch_bytes(&loaded, self.rank)?.into_iter().enumerate() {
             loaded.scratch[stream] = self.allocate(bytes)?;
         }
@@ -311,12 +335,13 @@ impl<G: Gpu> Rank<G> {
             }
         }
         self.begin(phase, What::Named("wait for the pass"), true);
-        if let Err(e) = self.gpu.synchronize(self.deadline * OWN_LIMIT) {
+        if let Err(e) = self.gpu.synchronize(self.limits.deadline * OWN_LIMIT) {
             self.note_unfinished(loaded, phase, eager);
             return Err(e);
         }
         loaded.warm = true;
         self.begin(phase, What::Named("read results"), false);
+        self.check_device(loaded, phase)?;
         self.results(loaded)
     }
 
@@ -349,7 +374,7 @@ impl<G: Gpu> Rank<G> {
             let mut table = Vec::new();
             for i in range {
                 let s = inputs.sequences[i];
-                let cache_start = i.saturating_sub(own.start) as u32 * self.capacity;
+                let cache_start = i.saturating_sub(own.start) as u32 * self.limits.capacity;
                 table.extend([row, s.new, s.past, cache_start].map(|v| v as i32));
                 row += s.new;
             }
@@ -382,7 +407,7 @@ impl<G: Gpu> Rank<G> {
         let stream = command.stream.0;
         let inputs: Vec<Address> = command.reads.iter().map(|b| loaded.addresses[*b]).collect();
         let outputs: Vec<Address> = command.writes.iter().map(|b| loaded.addresses[*b]).collect();
-        let places = Places { inputs: &inputs, outputs: &outputs, scratch: loaded.scratch[stream as usize] };
+        let mut places = Places { inputs: &inputs, outputs: &outputs, scratch: loaded.scratch[stream as usize], packing: None };
         match command.action {
             Action::Compute if matches!(node.op, moetwin_models::Op::Slice { .. }) => {
                 let (list, _) = parts(graph, node, self.rank, &[], &places)?;
@@ -394,8 +419,14 @@ impl<G: Gpu> Rank<G> {
             }
             Action::Collective { group, .. } => {
                 let members = &loaded.program.groups[group].ranks;
-                let (list, _) = parts(graph, node, self.rank, members, &places)?;
-                self.carry_out(stream, loaded.communicators.groups[group.0 as usize], list)
+                let communicator = loaded.communicators.groups[group.0 as usize];
+                places.packing = self.packing_of(loaded, command.id.node, members)?;
+                let (mut list, _) = parts(graph, node, self.rank, members, &places)?;
+                // Calls of one communicator share its window, so they must be ordered: by one stream.
+                if stream == 0 && loaded.communicators.one_shot.contains(&communicator) {
+                    self.take_one_shot(communicator, command.id.node, &mut list)?;
+                }
+                self.carry_out(stream, communicator, list)
             }
             Action::Send { to } => {
                 let count =
@@ -412,6 +443,19 @@ impl<G: Gpu> Rank<G> {
         }
     }
 
+    /// Puts the one-shot kernel in place of NCCL's calls that it can carry out.
+    fn take_one_shot(&self, communicator: u32, node: NodeId, list: &mut [Part]) -> Result<(), GpuError> {
+        let (Some(window), Some(fault)) = (self.shared.window(communicator), self.shared.fault) else { return Ok(()) };
+        for part in list {
+            if let Part::Calls(element, calls) = part
+                && let Some(meeting) = window.one_shot(*element, calls, fault, node.0, self.limits.deadline * DEVICE_LIMIT)?
+            {
+                *part = meeting;
+            }
+        }
+        Ok(())
+    }
+
     fn carry_out(&mut self, stream: u32, communicator: u32, list: Vec<Part>) -> Result<(), GpuError> {
         for part in list {
             match part {
@@ -420,6 +464,7 @@ impl<G: Gpu> Rank<G> {
                 Part::Copy { from, to, bytes } => self.gpu.copy(stream, from, to, bytes)?,
                 Part::Fill { to, byte, bytes } => self.gpu.fill(stream, to, byte, bytes)?,
                 Part::Kernel(launch, args) => self.gpu.launch(stream, &launch, &args)?,
+                Part::Meet(launch, args) => self.gpu.meet(stream, communicator, &launch, &args)?,
             }
         }
         Ok(())
@@ -449,6 +494,7 @@ impl<G: Gpu> Rank<G> {
                             loaded.replica_sequences
                         }
                     }
+                    Arg::Fault => self.shared.fault.unwrap_or(0),
                     Arg::Null => 0,
                     Arg::I32(v) => u64::from(*v as u32),
                     Arg::U64(v) => *v,
@@ -460,7 +506,7 @@ impl<G: Gpu> Rank<G> {
         Ok(())
     }
 
-    fn table(&mut self, table: &Table) -> Result<Address, GpuError> {
+    pub(super) fn table(&mut self, table: &Table) -> Result<Address, GpuError> {
         if let Some((_, address)) = self.tables.iter().find(|(t, _)| t == table) {
             return Ok(*address);
         }
@@ -506,8 +552,12 @@ fn scratch_bytes(loaded: &Loaded, rank: RankId) -> Result<[u64; STREAMS], GpuErr
             }
             Action::Collective { group, .. } => {
                 let zero: Vec<Address> = vec![0; node.inputs.len().max(node.outputs.len())];
-                let places = Places { inputs: &zero, outputs: &zero, scratch: 0 };
-                parts(graph, node, rank, &loaded.program.groups[group].ranks, &places)?.1
+                let members = &loaded.program.groups[group].ranks;
+                let packs = |p: &Packing| Ok::<_, GpuError>(packed_sizes(graph, node, rank, members, p.capacity)?.map(|_| *p));
+                let packing = loaded.packing.as_ref().map(packs).transpose()?.flatten();
+                let places =
+                    Places { inputs: &zero[..node.inputs.len()], outputs: &zero[..node.outputs.len()], scratch: 0, packing };
+                parts(graph, node, rank, members, &places)?.1
             }
             _ => 0,
         };

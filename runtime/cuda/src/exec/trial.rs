@@ -69,6 +69,11 @@ impl Trial {
         &self.architecture
     }
 
+    /// The GPU itself.
+    pub fn gpu(&mut self) -> &mut impl Gpu {
+        &mut self.gpu
+    }
+
     /// Frees what was placed; nothing placed before may be used again.
     pub fn free_all(&mut self) -> Result<(), GpuError> {
         self.gpu.synchronize(DEADLINE)?;
@@ -264,7 +269,8 @@ impl Placed {
             Arg::Scratch { offset } => self.scratch + offset,
             Arg::Table(table) => self.tables.iter().find(|(t, _)| t == table).map_or(0, |(_, a)| *a),
             Arg::Sequences => self.sequences,
-            Arg::Null => 0,
+            // No op of a single rank has anything to report.
+            Arg::Fault | Arg::Null => 0,
             Arg::I32(v) => u64::from(*v as u32),
             Arg::U64(v) => *v,
             Arg::F32(v) => u64::from(v.to_bits()),
@@ -282,7 +288,7 @@ fn output_bytes(graph: &Graph, tensor: TensorId) -> Result<u64, GpuError> {
 }
 
 /// The driver's first GPU and the architecture-specific target for it.
-fn first_gpu(search: &Search) -> Result<(Device, String), GpuError> {
+pub(super) fn first_gpu(search: &Search) -> Result<(Device, String), GpuError> {
     let driver = Driver::open(search).map_err(|e| wrong("driver")(e.to_string()))?;
     driver.device_count().map_err(|e| wrong("driver")(e.to_string()))?;
     let device = driver.device(0).map_err(|e| wrong("device")(e.to_string()))?;
