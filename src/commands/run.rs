@@ -1,17 +1,17 @@
 //! `moetwin run`: the program with real values.
 
-use crate::args::{DeploymentArgs, Speculation, Switch, not_yet};
+use crate::args::{AllReduceKind, DeploymentArgs, Speculation, Switch, not_yet};
 use crate::error::{Failure, InputError, Outcome};
 use crate::generation::{Generated, Job, OnGpus, generate, gpus, reference};
 use crate::output::{self, NewFile};
 use crate::prompt;
 use crate::resolve::{self, Place};
-use crate::scenario::refuse_later_flags;
 use clap::{Args, ValueEnum};
+use moetwin::cuda::exec::AllReduceBackend;
 use moetwin::cuda::exec::inject::Injection;
 use moetwin::cuda::launcher::Launcher;
 use moetwin::cuda::{Search, probe};
-use moetwin::models::{Deployment, ModelSpec};
+use moetwin::models::{AllToAll, Deployment, ModelSpec};
 use moetwin::runtime::builtin;
 use moetwin::runtime::text::{Sampler, TextError, TextModel, stop_tokens};
 use moetwin::runtime::weights::{CheckpointWeights, Layers, SyntheticWeights, WeightSource, first_layers};
@@ -61,6 +61,7 @@ Examples:
   moetwin run --prompt-ids 1,2,3 --tp 2 --ep 2 --json
   moetwin run --synthetic --layers 2 --prompt-ids 5,6,7 --dump values.safetensors
   moetwin run --backend cuda --model kimi-k2.5 --synthetic --layers 8 --batch 4 --context 128
+  moetwin run --backend cuda --tp 2 --allreduce one-shot
 
 Without --model the small model that ships with moetwin runs: a mixture of experts with INT4 weights, trained on Shakespeare. The batch and its context come from the prompts; with --synthetic and no prompt, --batch prompts of --context tokens are drawn by --seed. The CPU reference computes in f32, in launch order; with --seed N it runs commands in
 a seeded order that streams and events allow, which must not change a value.
@@ -112,6 +113,16 @@ pub(crate) struct RunArgs {
     /// Longest wait for anything on GPUs, seconds
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     deadline: u64,
+    /// Rows that a rank may send to another one's experts in a pass [default: all]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=1_048_576),
+        long_help = "\
+Rows that a rank may send to another rank's experts in a pass (--a2a, --backend cuda). Less than all of them are packed and sent alone; a pass with \
+more is an error that names the rank and how many there were. By default there is room for all"
+    )]
+    ep_capacity: Option<u32>,
     /// Make a rank fail on purpose: a seed, or RANK:PHASE.CALL:KIND as in 1:connect.0:die
     #[arg(
         long,
@@ -125,7 +136,6 @@ warm-up, capture or serve, CALL the driver call of that phase from 0, and KIND d
 
 /// Executes the program.
 pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
-    refuse_later_flags(&args.deployment)?;
     refuse_flags(args)?;
     let launcher = match args.backend {
         Backend::Cpu => None,
@@ -141,11 +151,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         return Err(InputError::new("WORLD_SIZE", message).value(l.size.to_string()).accepted(accepted).into());
     }
     let inject = args.inject.as_deref().map(|text| injection(text, args.backend, deployment.ranks())).transpose()?;
+    check_ep_capacity(args, &deployment)?;
+    let all_reduce = all_reduce(args)?;
     let visible = if args.backend == Backend::Cuda { gpus_at_hand(deployment.ranks(), launcher.as_ref())? } else { 0 };
     let how = OnGpus {
         deadline: Duration::from_secs(args.deadline),
         graphs: args.deployment.graphs != Some(Switch::Off),
         inject,
+        all_reduce,
+        expert_capacity: args.ep_capacity,
         launcher: launcher.as_ref().filter(|l| l.size > 1),
         visible,
     };
@@ -167,6 +181,38 @@ fn injection(text: &str, backend: Backend, ranks: u32) -> Result<Injection, Fail
     let injection = Injection::parse(text, ranks).map_err(|e| InputError::new("--inject", e).value(text))?;
     output::note(&format!("injecting {injection}"));
     Ok(injection)
+}
+
+/// Room in the buffers of experts, for a run that has such.
+fn check_ep_capacity(args: &RunArgs, deployment: &Deployment) -> Result<(), Failure> {
+    let Some(rows) = args.ep_capacity else { return Ok(()) };
+    let refuse = |why: &str, accepted: &str| {
+        Err(InputError::new("--ep-capacity", why)
+            .value(rows.to_string())
+            .accepted([accepted, "no --ep-capacity: room for all rows"])
+            .into())
+    };
+    if args.backend == Backend::Cpu {
+        return refuse("is for --backend cuda: the CPU reference has no buffers", "--backend cuda");
+    }
+    if deployment.a2a == AllToAll::None {
+        return refuse("is for runs that send rows to experts of other ranks", "--a2a nccl with --ep of 2 or more");
+    }
+    Ok(())
+}
+
+/// Which code sums over the ranks of a run.
+fn all_reduce(args: &RunArgs) -> Result<AllReduceBackend, Failure> {
+    match args.deployment.allreduce {
+        _ if args.backend == Backend::Cpu => Ok(AllReduceBackend::Nccl),
+        None | Some(AllReduceKind::Auto | AllReduceKind::Nccl) => Ok(AllReduceBackend::Nccl),
+        Some(AllReduceKind::OneShot) => Ok(AllReduceBackend::OneShot),
+        Some(AllReduceKind::Engine) => Err(InputError::new("--allreduce", "no engine's kernels are run here; moetwin sim predicts them")
+            .value("engine")
+            .accepted(["auto", "nccl", "one-shot"])
+            .into()),
+        Some(AllReduceKind::TwoShot) => Err(not_yet("--allreduce", "two-shot", &["auto", "nccl", "one-shot"])),
+    }
 }
 
 /// Flags that a run cannot obey.
@@ -201,7 +247,7 @@ fn without_effect(args: &DeploymentArgs, backend: Backend) -> Vec<&'static str> 
         ("--machine", args.machine.is_some()),
         ("--graphs", args.graphs.is_some() && backend == Backend::Cpu),
         ("--p2p", args.p2p.is_some()),
-        ("--allreduce", args.allreduce.is_some()),
+        ("--allreduce", args.allreduce.is_some() && backend == Backend::Cpu),
         ("--nccl-graph", args.nccl_graph.is_some()),
         ("--routing", args.routing.is_some()),
         ("--kv-dtype", args.kv_dtype.is_some()),

@@ -4,9 +4,9 @@
 mod support;
 
 use moetwin_cuda::exec::AllReduceBackend;
+use moetwin_cuda::exec::CudaOptions;
 use moetwin_cuda::exec::fake::{Asked, FakeFault, FakeHost};
 use moetwin_cuda::exec::inject::{FaultKind, Injection};
-use moetwin_cuda::exec::CudaOptions;
 use moetwin_models::{Deployment, RankId};
 use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::reference::ExecuteError;

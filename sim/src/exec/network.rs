@@ -80,8 +80,8 @@ impl Transport for MachineTransport<'_> {
         };
         let mut request = request;
         let mut prediction: Arc<Prediction> = self.collectives.predict(&request).map_err(|e| e.to_string())?;
-        // The one-shot kernel is used up to the machine's cut-off: the size from which NCCL is faster.
-        if library == Library::OneShot && prediction.algorithm == Algorithm::OneShot {
+        // The peer kernels are used up to the machine's cut-off: the size from which NCCL is faster.
+        if matches!((library, prediction.algorithm), (Library::OneShot, Algorithm::OneShot) | (Library::TwoShot, Algorithm::TwoShot)) {
             let by_nccl = CollectiveRequest { library: Library::Nccl, ..request.clone() };
             let other = self.collectives.predict(&by_nccl).map_err(|e| e.to_string())?;
             if other.transfer < prediction.transfer {

@@ -26,23 +26,19 @@ pub(crate) const EXCHANGES: &[ExchangeFamily] = &[
         case: odd_sums,
         wrong: ("sum += f32(peers->staged[r][half + i]);", "sum += f32(peers->staged[r][i]);"),
     },
-    ExchangeFamily {
-        name: "packed dispatch",
-        case: rows,
-        wrong: ("goes |= id >= low && id < high;", "goes |= id > low && id < high;"),
-    },
-    ExchangeFamily {
-        name: "packed combine",
-        case: rows,
-        wrong: ("if (slot >= 0) sum += f32(packed[", "if (slot > 0) sum += f32(packed["),
-    },
+    ExchangeFamily { name: "packed dispatch", case: rows, wrong: ("goes |= id >= low && id < high;", "goes |= id > low && id < high;") },
+    ExchangeFamily { name: "packed combine", case: rows, wrong: ("if (slot >= 0) sum += f32(packed[", "if (slot > 0) sum += f32(packed[") },
     ExchangeFamily {
         name: "full buffers",
         case: overflow,
         wrong: ("if (threadIdx.x == 0 && count > capacity) report", "if (threadIdx.x == 0 && count > capacity + 1) report"),
     },
     ExchangeFamily { name: "columns", case: columns, wrong: ("* in_width + from + i]", "* in_width + i]") },
-    ExchangeFamily { name: "rounding of sums", case: rounding, wrong: ("out[i] = to_bf16(in[i]);", "out[i] = __float2bfloat16_rz(in[i]);") },
+    ExchangeFamily {
+        name: "rounding of sums",
+        case: rounding,
+        wrong: ("out[i] = to_bf16(in[i]);", "out[i] = __float2bfloat16_rz(in[i]);"),
+    },
 ];
 
 /// Runs cases of a family among 2, 3 and 8 ranks; the first fault.
@@ -148,7 +144,11 @@ fn drawn(n: &mut Numbers, members: usize) -> (Vec<Rows>, Vec<i32>) {
             _ => n.below(experts as u64) as i32,
         };
         let ids = (0..rows * topk).map(|_| id(n)).collect();
-        Rows { x: reals(n, &[rows, hidden], 1.0), ids: Array { sizes: vec![rows, topk], data: Data::Int(ids) }, weights: reals(n, &[rows, topk], 1.0) }
+        Rows {
+            x: reals(n, &[rows, hidden], 1.0),
+            ids: Array { sizes: vec![rows, topk], data: Data::Int(ids) },
+            weights: reals(n, &[rows, topk], 1.0),
+        }
     };
     ((0..members).map(|_| one(n)).collect(), (0..=members as i32).map(|m| m * each).collect())
 }
@@ -199,7 +199,10 @@ fn rows(ranks: &mut Ranks, n: &mut Numbers, members: usize) -> Checked {
     }
     let results = ranks.combine(&dispatched, &computed)?;
     // The reference sums the slots of all ranks, so those without a row hold zeros there.
-    let zeros = |a: &Array<f32>| Array { sizes: a.sizes.clone(), data: Data::Real(values(a).iter().map(|v| if v.is_nan() { 0.0 } else { *v }).collect()) };
+    let zeros = |a: &Array<f32>| Array {
+        sizes: a.sizes.clone(),
+        data: Data::Real(values(a).iter().map(|v| if v.is_nan() { 0.0 } else { *v }).collect()),
+    };
     let parts: Vec<Array<f32>> = computed.iter().map(zeros).collect();
     let borrowed: Vec<&Array<f32>> = parts.iter().collect();
     for (rank, got) in results.iter().enumerate() {

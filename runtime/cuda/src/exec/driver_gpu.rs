@@ -154,9 +154,7 @@ impl DriverGpu {
         let mut address: sys::CUdeviceptr = 0;
         let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         // SAFETY: the handle is what the driver of this host gave another process; the call writes one address.
-        unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut address, handle, flags) }
-            .result()
-            .map_err(|e| format!("cuIpcOpenMemHandle: {e}"))?;
+        unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut address, handle, flags) }.result().map_err(|e| format!("cuIpcOpenMemHandle: {e}"))?;
         self.opened.push(address);
         Ok(address)
     }

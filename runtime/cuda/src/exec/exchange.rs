@@ -47,13 +47,7 @@ pub(super) struct Places<'a> {
 
 /// The sizes of a dispatch or combine on a rank, where `capacity` rows are fewer than a rank may have; else its rows have slots of their own
 /// on every rank, and none can be missing.
-pub(crate) fn packed_sizes(
-    graph: &Graph,
-    node: &Node,
-    rank: RankId,
-    members: &[RankId],
-    capacity: u64,
-) -> Result<Option<Sizes>, GpuError> {
+pub(crate) fn packed_sizes(graph: &Graph, node: &Node, rank: RankId, members: &[RankId], capacity: u64) -> Result<Option<Sizes>, GpuError> {
     let (own, held) = match node.op {
         Op::Dispatch => (node.inputs[0], node.outputs[0]),
         Op::Combine => (node.outputs[0], node.inputs[0]),

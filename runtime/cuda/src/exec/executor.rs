@@ -70,7 +70,11 @@ pub struct CudaExecutor<H: Host = DriverHost> {
     /// What ranks said in answer to the latest job.
     words: BTreeMap<RankId, Vec<u8>>,
     programs: Vec<Arc<Program>>,
+    /// Passes so far, of each program and in all.
+    runs: Vec<u64>,
     passes: u64,
+    /// What all processes do since they last agreed: a rank's own note may still say what it did before.
+    phase: InitPhase,
 }
 
 fn device(failed: &Failed) -> ExecuteError {
@@ -139,7 +143,9 @@ impl<H: Host> CudaExecutor<H> {
             windows: BTreeMap::new(),
             words: BTreeMap::new(),
             programs: Vec::new(),
+            runs: Vec::new(),
             passes: 0,
+            phase: InitPhase::Open,
         };
         executor.answers(0)?;
         executor.agree("open", Vec::new(), LOAD)?;
@@ -205,7 +211,7 @@ impl<H: Host> CudaExecutor<H> {
     /// Ends the run: finds whose failure came first, and makes every wait give up. `first` is the first sign, nothing where the
     /// deadline has passed.
     fn fail(&mut self, first: Option<RankFailure>) -> ExecuteError {
-        let failed = self.placed(self.notes.board.all().first().map(|(_, doing)| doing.phase), first);
+        let failed = self.placed(first);
         self.notes.abort.raise();
         if let Some(link) = &self.link {
             link.report(&failed, false);
@@ -215,11 +221,11 @@ impl<H: Host> CudaExecutor<H> {
         error
     }
 
-    /// Blames, and says in which phase where only the end of a process is known: ranks go from phase to phase together.
-    fn placed(&mut self, phase: Option<InitPhase>, first: Option<RankFailure>) -> Failed {
+    /// Blames, and says in which phase where only the end of a process is known: processes go from phase to phase together.
+    fn placed(&mut self, first: Option<RankFailure>) -> Failed {
         let mut failed = self.blame(first);
         if failed.phase.is_empty() {
-            failed.phase = phase.map_or_else(String::new, |p| p.to_string());
+            failed.phase = self.phase.to_string();
         }
         failed
     }
@@ -422,6 +428,7 @@ impl<H: Host> CudaExecutor<H> {
             return Ok(());
         }
         let mut any = false;
+        self.phase = InitPhase::Load;
         for (_, buffer) in program.ranks[rank].buffers.iter().filter(|(_, b)| b.place == Place::Weight) {
             let TensorKind::Weight(weight) = program.graph.tensors[buffer.tensor].kind else { continue };
             if !self.loaded.insert((rank, weight)) {
@@ -469,7 +476,9 @@ impl<H: Host> Executor for CudaExecutor<H> {
         }
         // Nobody connects before all have loaded: who waits for a communicator waits for nothing else.
         self.agree("load", Vec::new(), LOAD)?;
+        self.phase = InitPhase::Connect;
         let communicators = Arc::new(self.connect(&program)?);
+        self.phase = InitPhase::Allocate;
         let capture = self.options.graphs && program.graph.step.phase == Phase::Decode;
         let program = Arc::new(program);
         for rank in self.local() {
@@ -478,6 +487,7 @@ impl<H: Host> Executor for CudaExecutor<H> {
         self.answers(0)?;
         self.agree("allocate", Vec::new(), self.options.deadline)?;
         self.programs.push(program);
+        self.runs.push(0);
         Ok(ProgramKey(self.programs.len() - 1))
     }
 
@@ -491,6 +501,13 @@ impl<H: Host> Executor for CudaExecutor<H> {
         if self.link.is_some() {
             self.agree_on_pass(key, inputs)?;
         }
+        self.phase = match self.runs[key.0] {
+            _ if !self.options.graphs || program.graph.step.phase != Phase::Decode => InitPhase::Serve,
+            0 => InitPhase::WarmUp,
+            1 => InitPhase::Capture,
+            _ => InitPhase::Serve,
+        };
+        self.runs[key.0] += 1;
         let inputs = Arc::new(inputs.clone());
         for rank in self.local() {
             self.send(rank, Job::Run(key.0, Arc::clone(&inputs)));

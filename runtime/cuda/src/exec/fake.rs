@@ -558,7 +558,8 @@ impl Gpu for FakeGpu {
     }
     fn close(&mut self) {
         self.asked(Asked::Close);
-        if !self.live.is_empty() || !self.mapped.is_empty() || !self.graphs.is_empty() || (!self.communicators.is_empty() && !self.aborted) {
+        if !self.live.is_empty() || !self.mapped.is_empty() || !self.graphs.is_empty() || (!self.communicators.is_empty() && !self.aborted)
+        {
             self.wrong("closed with memory, graphs or communicators in use".to_owned());
         }
         self.end();

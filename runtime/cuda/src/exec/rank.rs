@@ -555,8 +555,7 @@ fn scratch_bytes(loaded: &Loaded, rank: RankId) -> Result<[u64; STREAMS], GpuErr
                 let members = &loaded.program.groups[group].ranks;
                 let packs = |p: &Packing| Ok::<_, GpuError>(packed_sizes(graph, node, rank, members, p.capacity)?.map(|_| *p));
                 let packing = loaded.packing.as_ref().map(packs).transpose()?.flatten();
-                let places =
-                    Places { inputs: &zero[..node.inputs.len()], outputs: &zero[..node.outputs.len()], scratch: 0, packing };
+                let places = Places { inputs: &zero[..node.inputs.len()], outputs: &zero[..node.outputs.len()], scratch: 0, packing };
                 parts(graph, node, rank, members, &places)?.1
             }
             _ => 0,
