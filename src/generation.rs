@@ -111,6 +111,8 @@ pub(crate) struct OnGpus<'a> {
     pub(crate) all_reduce: AllReduceBackend,
     /// Rows that a rank may send to another one's experts.
     pub(crate) expert_capacity: Option<u32>,
+    /// Whether cuBLASLt computes products of many rows.
+    pub(crate) library: bool,
     /// Longest wait for any rank.
     pub(crate) deadline: Duration,
     /// This process's place, where a launcher has started one process a rank.
@@ -132,6 +134,7 @@ pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<Cud
         inject: how.inject,
         all_reduce: how.all_reduce,
         expert_capacity: how.expert_capacity,
+        library: how.library,
         remarks: Some(remarks),
     };
     let running = |e: String| Failure::Running(e);
@@ -141,7 +144,7 @@ pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<Cud
     let same = (
         (&job.spec, &job.deployment, job.prompts, job.max_tokens),
         (job.order_seed, format!("{:?}", job.sampler), job.stop, job.dump, how.graphs, capacity),
-        (format!("{:?}", how.all_reduce), how.expert_capacity),
+        (format!("{:?}", how.all_reduce), how.expert_capacity, how.library),
     );
     let digest = digest(&same).map_err(|e| running(e.to_string()))?;
     let link = Link::establish(launcher, &digest, MEETING_DEADLINE).map_err(|e| running(e.to_string()))?;

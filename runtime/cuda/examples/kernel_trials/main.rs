@@ -1,7 +1,7 @@
 //! Every kernel against the CPU reference on random operands, from poisoned results; deliberately wrong kernels, which the checks must reject;
 //! and times of single ops. Runs on the driver's first GPU:
 //!
-//! `kernel_trials [--seed N] [--cases N] [--only NAME] [--wrong] [--bench [--sweep]] [--compile ARCHITECTURE]`
+//! `kernel_trials [--seed N] [--cases N] [--only NAME] [--wrong] [--library] [--bench [--sweep]] [--compile ARCHITECTURE]`
 
 mod bench;
 mod build;
@@ -72,6 +72,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let spec = builtin::spec()?;
     let mut trial = Trial::open(&search)?;
+    if given("--library").is_some() {
+        trial.use_library(&search)?;
+    }
     if given("--bench").is_some() {
         return bench::run(&mut trial, &spec, only, given("--sweep").is_some());
     }
@@ -91,6 +94,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     if only.is_none() {
         bench::synthetic(&mut trial, &spec, seed)?;
         writeln!(stdout(), "drawn weights                      equal to the host's")?;
+    }
+    if given("--library").is_some() {
+        writeln!(stdout(), "{:<34} {} products by cuBLASLt", "of these", trial.products())?;
     }
     let architecture = trial.architecture().to_owned();
     drop(trial);

@@ -3,11 +3,12 @@
 
 use super::compile::Cubins;
 use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Stream};
+use crate::cublaslt::{CublasLt, Products};
 use crate::device::Device;
 use crate::exec::ticket::Ticket;
 use crate::nccl::{Communicator, Handle, Nccl};
 use cudarc::driver::{DriverError, result, sys};
-use moetwin_kernels::launch::{Launch, SHARED_LIMIT_BYTES};
+use moetwin_kernels::launch::{DenseProduct, Launch, SHARED_LIMIT_BYTES};
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex};
@@ -43,6 +44,8 @@ pub struct DriverGpu {
     opened: Vec<sys::CUdeviceptr>,
     /// A stream on which waiting kernels are stopped, once there are windows for them.
     stopper: Option<sys::CUstream>,
+    /// Products by cuBLASLt, where it is to be used.
+    products: Option<Products>,
     graphs: BTreeMap<usize, (sys::CUgraph, sys::CUgraphExec)>,
     /// Events behind the commands of the latest eager run, and how many of them it recorded.
     marks: Vec<sys::CUevent>,
@@ -79,6 +82,7 @@ impl DriverGpu {
             published: Vec::new(),
             opened: Vec::new(),
             stopper: None,
+            products: None,
             graphs: BTreeMap::new(),
             marks: Vec::new(),
             marked: 0,
@@ -94,6 +98,11 @@ impl DriverGpu {
             gpu.modules.insert(name, module);
         }
         Ok(gpu)
+    }
+    /// Lets cuBLASLt compute products of many rows.
+    pub(super) fn use_library(&mut self, table: Arc<CublasLt>) -> Result<(), GpuError> {
+        self.products = Some(Products::new(table)?);
+        Ok(())
     }
     /// Whether the latest operation of a stream is a kernel, so that the next kernel may begin while it ends.
     fn chain(&mut self, stream: Stream) -> &mut bool {
@@ -226,6 +235,16 @@ impl Gpu for DriverGpu {
         unsafe { sys::cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), std::ptr::null_mut()) }
             .result()
             .map_err(failed(format!("launching {}", launch.kernel)))
+    }
+    fn plan_product(&mut self, product: &DenseProduct) -> Result<bool, GpuError> {
+        self.products.as_mut().map_or(Ok(false), |p| p.plan(product))
+    }
+    fn multiply(&mut self, stream: Stream, product: &DenseProduct, places: [Address; 4], workspace: Address) -> Result<bool, GpuError> {
+        let handle = self.stream(stream)?;
+        let issued = self.products.as_mut().map_or(Ok(false), |p| p.run(product, places, workspace, handle))?;
+        // A kernel of the library does not admit ours early, nor does it wait as ours do.
+        *self.chain(stream) &= !issued;
+        Ok(issued)
     }
     fn record(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
         *self.chain(stream) = false;
@@ -408,6 +427,9 @@ impl Gpu for DriverGpu {
     fn close(&mut self) {
         self.graphs.keys().copied().collect::<Vec<_>>().into_iter().for_each(|g| self.destroy(Captured(g)));
         self.communicators.clear();
+        if let Some(products) = self.products.take() {
+            products.close();
+        }
         // SAFETY: each handle was made by this GPU and is destroyed once: the lists are emptied.
         unsafe {
             for event in std::mem::take(&mut self.events).into_values().chain(std::mem::take(&mut self.marks)) {
@@ -435,6 +457,7 @@ impl Gpu for DriverGpu {
     }
     fn abandon(&mut self) {
         self.graphs.clear();
+        std::mem::forget(self.products.take());
         std::mem::forget(std::mem::take(&mut self.communicators));
         (self.events, self.marks, self.modules) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
         (self.allocations, self.streams) = (Vec::new(), Vec::new());

@@ -33,7 +33,7 @@ pub(crate) fn kernel(name: &'static str, grid: [u64; 2], block: u32, args: Vec<(
     let blocks = |n: u64| u32::try_from(n).map_err(|e| GpuError::new(name, e.to_string()));
     let (args, cells) = args.into_iter().unzip();
     let grid = (blocks(grid[0])?, blocks(grid[1])?, 1);
-    Ok((Launch { source: "exchange.cu", kernel: name, grid, block, shared_bytes: 0, args }, cells))
+    Ok((Launch { source: "exchange.cu", kernel: name, grid, block, shared_bytes: 0, args, product: None }, cells))
 }
 
 /// Where a rank's operands, results and scratch memory are.

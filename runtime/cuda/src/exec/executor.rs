@@ -39,6 +39,8 @@ pub struct CudaOptions {
     /// Rows that a rank may send to another one's experts in a pass: less is packed and sent, more is an error at the end of the pass. None
     /// reserves room for all rows.
     pub expert_capacity: Option<u32>,
+    /// Whether cuBLASLt computes products of many rows, where it is found.
+    pub library: bool,
     /// Where choices are told that the user may want to know of.
     pub remarks: Option<Sender<String>>,
 }
@@ -86,19 +88,33 @@ impl CudaExecutor<DriverHost> {
     /// Opens a GPU a rank, rank `r` on the driver's GPU `r`. Errors say what is missing.
     pub fn open(ranks: u32, options: CudaOptions) -> Result<Self, ExecuteError> {
         let ordinals = (0..ranks).map(|r| (RankId(r), r as usize)).collect();
-        let host = DriverHost::open(ordinals, ranks).map_err(|e| opening(RankId(0), &e.to_string()))?;
+        let mut host = DriverHost::open(ordinals, ranks).map_err(|e| opening(RankId(0), &e.to_string()))?;
+        find_library(&mut host, &options);
         Self::on(host, (0..ranks).map(RankId).collect(), ranks, None, options)
     }
     /// Opens the GPU of this process's rank, one of `ranks`, the driver's number `ordinal`.
     pub fn open_one(rank: RankId, ordinal: usize, ranks: u32, link: Link, options: CudaOptions) -> Result<Self, ExecuteError> {
         match DriverHost::open(BTreeMap::from([(rank, ordinal)]), ranks) {
-            Ok(host) => Self::on(host, vec![rank], ranks, Some(link), options),
+            Ok(mut host) => {
+                find_library(&mut host, &options);
+                Self::on(host, vec![rank], ranks, Some(link), options)
+            }
             Err(e) => {
                 let failed = Failed::new(rank, &Doing::opening(), e.to_string());
                 link.report(&failed, false);
                 Err(device(&failed))
             }
         }
+    }
+}
+
+/// cuBLASLt, if it is asked for; without it our own kernels do its work, and the user is told.
+fn find_library(host: &mut DriverHost, options: &CudaOptions) {
+    if options.library
+        && let Err(e) = host.use_library()
+    {
+        let text = format!("products of many rows use our own kernels, not cuBLASLt: {e}");
+        options.remarks.as_ref().map(|r| r.send(text).ok());
     }
 }
 

@@ -4,11 +4,11 @@
 pub use super::fabric::{Fabric, LocalFabric};
 
 use super::fabric::lock;
-use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Host, Stream};
+use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Host, Stream, WORKSPACE_BYTES};
 use super::progress::Board;
-use moetwin_kernels::launch::{Arg, Launch};
+use moetwin_kernels::launch::{Arg, DenseProduct, Launch};
 use moetwin_models::RankId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -66,8 +66,8 @@ enum Standing {
     Joining(u64),
     /// For rounds to be complete; `stuck` adds that its own stream never ends.
     Rounds { rounds: Vec<(u64, u64)>, stuck: bool },
-    /// It is stalled on purpose.
-    Stalled,
+    /// It is stalled on purpose, until an abort or for ever.
+    Stalled { forever: bool },
 }
 
 #[derive(Debug, Default)]
@@ -75,6 +75,7 @@ struct State {
     log: Vec<(RankId, Asked)>,
     wrong: Vec<String>,
     standing: BTreeMap<RankId, Standing>,
+    aborts: BTreeMap<RankId, AbortSignal>,
     now: Duration,
     /// Looks at a standstill since time last passed.
     looks: u32,
@@ -109,6 +110,8 @@ pub struct FakeHost {
     memory_bytes: u64,
     /// A rank that cannot map what others publish.
     apart: Option<RankId>,
+    /// Whether there is a matrix library.
+    library: bool,
     /// What a rank's kernel notes as wrong.
     fault: Option<FakeFault>,
     /// Real time where there is a start, else virtual time, which passes only while every rank stands still.
@@ -124,7 +127,16 @@ impl Default for FakeHost {
 impl FakeHost {
     /// GPUs on a fabric, in virtual time.
     pub fn new(fabric: Arc<dyn Fabric>) -> Self {
-        Self { state: Arc::default(), fabric, stuck_kernel: None, memory_bytes: 1 << 36, apart: None, fault: None, start: None }
+        Self {
+            state: Arc::default(),
+            fabric,
+            stuck_kernel: None,
+            memory_bytes: 1 << 36,
+            apart: None,
+            library: false,
+            fault: None,
+            start: None,
+        }
     }
     /// The same in real time, for ranks in several processes.
     pub fn in_real_time(self) -> Self {
@@ -137,6 +149,10 @@ impl FakeHost {
     /// A rank cannot map what others publish.
     pub fn with_rank_apart(self, rank: RankId) -> Self {
         Self { apart: Some(rank), ..self }
+    }
+    /// GPUs with a matrix library.
+    pub fn with_library(self) -> Self {
+        Self { library: true, ..self }
     }
     /// A rank's kernel notes something as wrong.
     pub fn with_fault(self, fault: FakeFault) -> Self {
@@ -170,7 +186,7 @@ impl FakeHost {
         match state.standing.get(&rank).unwrap_or(&Standing::Free) {
             Standing::Free => true,
             Standing::Joining(id) => self.fabric.joined(*id),
-            Standing::Rounds { stuck: true, .. } | Standing::Stalled => false,
+            Standing::Rounds { stuck: true, .. } | Standing::Stalled { .. } => false,
             Standing::Rounds { rounds, .. } => rounds.iter().all(|(id, round)| self.fabric.complete(*id, *round) != Ok(false)),
         }
     }
@@ -182,6 +198,7 @@ impl Host for FakeHost {
         let mut state = lock(&self.state);
         state.open += 1;
         state.log.push((rank, Asked::Open));
+        state.aborts.insert(rank, abort.clone());
         drop(state);
         Ok(FakeGpu {
             host: self.clone(),
@@ -190,6 +207,7 @@ impl Host for FakeHost {
             next: (u64::from(rank.0) + 1) << 40,
             live: BTreeMap::new(),
             mapped: Vec::new(),
+            products: BTreeSet::new(),
             contents: BTreeMap::new(),
             communicators: BTreeMap::new(),
             pending: Vec::new(),
@@ -209,7 +227,7 @@ impl Host for FakeHost {
     }
     fn abort_stuck(&self, _: RankId) {}
     fn stall(&self, rank: RankId, until: Option<&AbortSignal>) {
-        self.stand(rank, Standing::Stalled);
+        self.stand(rank, Standing::Stalled { forever: until.is_none() });
         while !until.is_some_and(AbortSignal::is_raised) && !lock(&self.state).released {
             std::thread::sleep(POLL);
         }
@@ -226,7 +244,9 @@ impl Host for FakeHost {
         let mut state = lock(&self.state);
         let runs = |rank: RankId, idle: bool| match state.standing.get(&rank) {
             None | Some(Standing::Free) => !idle,
-            Some(_) => self.runs(&state, rank),
+            Some(Standing::Stalled { forever: true }) => false,
+            // After an abort every wait is about to be given up, as soon as its thread wakes.
+            Some(_) => state.aborts.get(&rank).is_some_and(AbortSignal::is_raised) || self.runs(&state, rank),
         };
         let any_runs = all.iter().any(|(rank, _)| runs(*rank, board.is_idle(*rank)));
         state.looks += 1;
@@ -253,6 +273,8 @@ pub struct FakeGpu {
     live: BTreeMap<Address, u64>,
     /// What it maps of peers.
     mapped: Vec<Address>,
+    /// Products that were made ready.
+    products: BTreeSet<DenseProduct>,
     /// The little that memory holds, else zeros.
     contents: BTreeMap<Address, Vec<u8>>,
     /// By number: the id, this member's index, the next round.
@@ -438,6 +460,29 @@ impl Gpu for FakeGpu {
             }
             None => self.come(communicator, &text),
         }
+    }
+    fn plan_product(&mut self, product: &DenseProduct) -> Result<bool, GpuError> {
+        if self.host.library {
+            self.products.insert(*product);
+        }
+        Ok(self.host.library)
+    }
+    fn multiply(&mut self, _: Stream, product: &DenseProduct, places: [Address; 4], workspace: Address) -> Result<bool, GpuError> {
+        if !self.products.contains(product) {
+            return Ok(false);
+        }
+        self.work("product");
+        let [x, w, bias, y] = places;
+        let DenseProduct { rows, n, k, biased } = *product;
+        for (at, elements) in [(x, rows * k), (w, n * k), (y, rows * n), (bias, n)].into_iter().take(3 + usize::from(biased)) {
+            self.within("product", at, 2 * elements);
+        }
+        self.within("workspace", workspace, WORKSPACE_BYTES);
+        match &mut self.capturing {
+            Some(recorded) => recorded.kernels += 1,
+            None => self.kernel(),
+        }
+        Ok(true)
     }
     fn record(&mut self, _: Stream, _: u32) -> Result<(), GpuError> {
         self.work("record event");

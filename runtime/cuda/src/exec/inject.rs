@@ -3,7 +3,7 @@
 
 use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Stream};
 use super::progress::{Board, Doing};
-use moetwin_kernels::launch::Launch;
+use moetwin_kernels::launch::{DenseProduct, Launch};
 use moetwin_models::RankId;
 use moetwin_runtime::init::InitPhase;
 use std::fmt;
@@ -212,6 +212,14 @@ impl<G: Gpu> Gpu for Injecting<G> {
     fn launch(&mut self, stream: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
         self.saboteur.call("launch")?;
         self.gpu.launch(stream, launch, args)
+    }
+    fn plan_product(&mut self, product: &DenseProduct) -> Result<bool, GpuError> {
+        self.saboteur.call("plan a product")?;
+        self.gpu.plan_product(product)
+    }
+    fn multiply(&mut self, stream: Stream, product: &DenseProduct, places: [Address; 4], workspace: Address) -> Result<bool, GpuError> {
+        self.saboteur.call("launch")?;
+        self.gpu.multiply(stream, product, places, workspace)
     }
     fn record(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
         self.saboteur.call("record event")?;

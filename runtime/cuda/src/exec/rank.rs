@@ -1,12 +1,12 @@
 //! One rank: its memory, its programs, and carrying out their commands on its GPU.
 
 use super::exchange::{Part, Places, packed_sizes, parts};
-use super::gpu::{AbortSignal, Address, Call, Captured, Gpu, GpuError};
+use super::gpu::{AbortSignal, Address, Call, Captured, Gpu, GpuError, WORKSPACE_BYTES};
 use super::packed::Packing;
 use super::peers::Shared;
 use super::progress::{Board, Doing, Failed, What};
 use super::weights::WeightLoad;
-use moetwin_kernels::launch::{Arg, Element, Launches, Table, element_of, launches};
+use moetwin_kernels::launch::{Arg, Element, Launch, Launches, Table, element_of, launches};
 use moetwin_models::{IdVec, NodeId, RankId, TensorKind, WeightRef};
 use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::reference::{StepInputs, first_token_of_replica, positions};
@@ -70,6 +70,8 @@ pub(crate) struct Rank<G> {
     /// Everything allocated, in order.
     pub(super) allocations: Vec<Address>,
     pub(super) shared: Shared,
+    /// Workspace of each stream's products by a library, once there are any.
+    workspaces: Option<[Address; STREAMS]>,
     communicators: Vec<u32>,
     graphs: Vec<Captured>,
     order: u32,
@@ -133,6 +135,7 @@ impl<G: Gpu> Rank<G> {
             notes,
             allocations: Vec::new(),
             shared: Shared::default(),
+            workspaces: None,
             communicators: Vec::new(),
             graphs: Vec::new(),
             order: u32::MAX,
@@ -287,14 +290,27 @@ impl<G: Gpu> Rank<G> {
         for command in &rp.commands {
             if command.action == Action::Compute {
                 let plan = launches(graph, command.id.node, self.rank);
-                for arg in plan.iter().flat_map(|p| &p.launches).flat_map(|l| &l.args) {
-                    if let Arg::Table(table) = arg {
-                        self.table(table)?;
-                    }
+                for launch in plan.iter().flat_map(|p| &p.launches) {
+                    self.make_ready(launch)?;
                 }
             }
         }
         self.programs.push(loaded);
+        Ok(())
+    }
+    /// What a launch needs that captured code may not make: tables, the plan of a product and its workspace.
+    fn make_ready(&mut self, launch: &Launch) -> Result<(), GpuError> {
+        for arg in &launch.args {
+            if let Arg::Table(table) = arg {
+                self.table(table)?;
+            }
+        }
+        if let Some(product) = &launch.product
+            && self.gpu.plan_product(product)?
+            && self.workspaces.is_none()
+        {
+            self.workspaces = Some([self.allocate(WORKSPACE_BYTES)?, self.allocate(WORKSPACE_BYTES)?]);
+        }
         Ok(())
     }
     /// Runs one step. The first run is eager, which also warms up the communicators; later ones replay where the program is captured.
@@ -500,6 +516,11 @@ impl<G: Gpu> Rank<G> {
                     Arg::U64(v) => *v,
                     Arg::F32(v) => u64::from(v.to_bits()),
                 });
+            }
+            if let (Some(product), Some(workspaces), &[x, w, bias, y, ..]) = (&launch.product, self.workspaces, cells.as_slice())
+                && self.gpu.multiply(stream, product, [x, w, bias, y], workspaces[stream as usize])?
+            {
+                continue;
             }
             self.gpu.launch(stream, launch, &cells)?;
         }

@@ -59,6 +59,7 @@ pub(crate) fn options(seconds: u64, inject: Option<Injection>) -> CudaOptions {
         inject,
         all_reduce: AllReduceBackend::Nccl,
         expert_capacity: None,
+        library: false,
         remarks: None,
     }
 }
