@@ -74,8 +74,6 @@ fn flags_whose_effect_comes_later_say_so() {
     line("run --backend cuda --tp 2 --allreduce engine").refused(&["--allreduce 'engine'", "auto, nccl, one-shot"]);
     line("run --tp 2 --ep 2 --a2a nccl --ep-capacity 8").refused(&["--ep-capacity '8'", "--backend cuda"]);
     line("run --backend cuda --tp 2 --ep-capacity 8").refused(&["--ep-capacity '8'", "--a2a nccl"]);
-    line("run --only-rank 0").refused(&["--only-rank", "not modelled in this version"]);
-    line("run --trace x.json").refused(&["--trace", "not modelled in this version"]);
     // And the neutral values of the same flags are accepted.
     assert_eq!(line("graph --engine native --spec none --tp 1 --model tests/fixtures/tiny-deepseek-v3").code, 0);
 }

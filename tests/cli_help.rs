@@ -57,13 +57,18 @@ fn examples_run() {
                 .iter()
                 .enumerate()
                 .map(|(i, w)| {
-                    let writes = words[i] == "--out" || words[i] == "--trace" || words[i] == "--dump" || words[i] == "--record-routing";
+                    let writes = words[i] == "--out"
+                        || words[i] == "--trace"
+                        || (words[i] == "--report" && words[1] == "sim")
+                        || words[i] == "--dump"
+                        || words[i] == "--record-routing";
                     if writes { folder.join(w).to_string_lossy().into_owned() } else { w.clone() }
                 })
                 .collect();
             let output = command(&words.iter().map(String::as_str).collect::<Vec<_>>()).output().unwrap();
             // What needs a GPU says so where there is none.
-            let gpu = example.contains("--backend cuda") && output.status.code() == Some(3);
+            let measures = example.contains("--backend cuda") || example.starts_with("moetwin calibrate --model");
+            let gpu = measures && output.status.code() == Some(3);
             assert!(output.status.code() == Some(0) || gpu, "{example}: {}", String::from_utf8_lossy(&output.stderr));
         }
     }

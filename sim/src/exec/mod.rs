@@ -24,7 +24,7 @@ pub use transport::{Exchange, Outcome, Transport};
 
 use crate::collective::{GraphMode, Library};
 use crate::cost::{CostModel, KernelTables, Kernels};
-use crate::machine::Machine;
+use crate::machine::{GpuModel, Machine};
 use crate::time::{Duration, Time};
 use moetwin_kernels::routing::RoutingLoad;
 use moetwin_models::{AllToAll, IdVec, RankId};
@@ -148,12 +148,24 @@ pub struct SimOptions {
     pub gpus: Vec<usize>,
     /// Forward passes.
     pub steps: u32,
+    /// What remains of a kernel's start, dependent steps and tail (all of its time that is neither bytes nor multiplications), in thousandths:
+    /// 1000 as measured, less for what-if questions.
+    pub kernel_latency_permille: u32,
 }
 
 impl Default for SimOptions {
     fn default() -> Self {
         let backends = Backends { all_reduce: Library::Nccl, all_to_all: AllToAll::None, nccl_graph: GraphMode::Detected };
-        Self { graphs: true, launcher: Launcher::Native, kernels: Kernels::Any, peer_access: None, backends, gpus: Vec::new(), steps: 1 }
+        Self {
+            graphs: true,
+            launcher: Launcher::Native,
+            kernels: Kernels::Any,
+            peer_access: None,
+            backends,
+            gpus: Vec::new(),
+            steps: 1,
+            kernel_latency_permille: 1000,
+        }
     }
 }
 
@@ -169,10 +181,14 @@ pub fn simulate(program: &Program, machine: &Machine, routing: &dyn RoutingLoad,
     };
     let gpus = placement(program, &machine, &options.gpus)?;
     // One cost model for each GPU model of the machine.
-    let models: Vec<CostModel> =
-        machine.models.iter().map(|gpu| CostModel::new(gpu_rates(gpu), KernelTables::for_gpu(&gpu.name, options.kernels))).collect();
+    let own = machine.kernels.as_ref().filter(|_| options.kernels == Kernels::Any);
+    let model = |gpu: &GpuModel| CostModel::new(gpu_rates(gpu), KernelTables::for_gpu(&gpu.name, options.kernels)).with_own(own.cloned());
+    let models: Vec<CostModel> = machine.models.iter().map(model).collect();
     let of_rank: Vec<&CostModel> = gpus.iter().map(|&gpu| &models[machine.gpus[gpu].model]).collect();
-    let priced = price::price(program, &of_rank, routing)?;
+    let mut priced = price::price(program, &of_rank, routing)?;
+    if options.kernel_latency_permille != 1000 {
+        price::scale_latency(&mut priced, options.kernel_latency_permille);
+    }
     let launch = &machine.launch;
     let host = HostCosts {
         graphs: options.graphs,

@@ -4,16 +4,16 @@
 use super::driver_host::DriverHost;
 use super::gpu::{AbortSignal, Host};
 use super::inject::Injection;
+use super::measure::{RankTimes, Repetitions};
 use super::parts::{decode, encode, from_bytes};
 use super::progress::{Board, Doing, Failed, What};
 use super::rank::{Communicators, Limits, Membership, Notes, PartOfResult, RankFailure};
 use super::weights::read_weight;
-use super::window::{AllReduceBackend, MOST_RANKS, one_shot_bytes};
+use super::window::AllReduceBackend;
 use super::worker::{Event, Job, Start, Worker};
 use crate::link::Link;
-use crate::wire::{Reader, Writer};
 use moetwin_kernels::reference::Array;
-use moetwin_models::{Op, Phase, RankId, TensorKind, WeightRef};
+use moetwin_models::{Phase, RankId, TensorKind, WeightRef};
 use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::reference::{ExecuteError, NamedValue, StepInputs, collect};
 use moetwin_runtime::weights::WeightSource;
@@ -43,6 +43,26 @@ pub struct CudaOptions {
     pub library: bool,
     /// Where choices are told that the user may want to know of.
     pub remarks: Option<Sender<String>>,
+    /// Where ranks are left out: how long a collective takes that the others are no part of. What it would bring is not there, so that
+    /// only times mean anything.
+    pub stand_in: Option<Duration>,
+}
+
+impl CudaOptions {
+    /// Everything as it is by default: captured, NCCL, our own kernels, no fault.
+    pub fn new(capacity: u32, deadline: Duration) -> Self {
+        Self {
+            capacity,
+            deadline,
+            graphs: true,
+            inject: None,
+            all_reduce: AllReduceBackend::Nccl,
+            expert_capacity: None,
+            library: false,
+            remarks: None,
+            stand_in: None,
+        }
+    }
 }
 
 /// After the first sign of a failure: how long others may take to report theirs, which may be the cause.
@@ -57,7 +77,7 @@ const LOADS: u32 = 2;
 
 /// Ranks on the GPUs of this host, all of them or this process's own.
 pub struct CudaExecutor<H: Host = DriverHost> {
-    options: CudaOptions,
+    pub(super) options: CudaOptions,
     host: Arc<H>,
     ranks: u32,
     workers: Vec<Worker>,
@@ -66,11 +86,11 @@ pub struct CudaExecutor<H: Host = DriverHost> {
     link: Option<Link>,
     failed: Option<Failed>,
     loaded: BTreeSet<(RankId, WeightRef)>,
-    communicators: BTreeMap<Vec<RankId>, u32>,
+    pub(super) communicators: BTreeMap<Vec<RankId>, u32>,
     /// Groups that were asked for windows, and whether all their ranks have mapped them.
-    windows: BTreeMap<Vec<RankId>, bool>,
+    pub(super) windows: BTreeMap<Vec<RankId>, bool>,
     /// What ranks said in answer to the latest job.
-    words: BTreeMap<RankId, Vec<u8>>,
+    pub(super) words: BTreeMap<RankId, Vec<u8>>,
     programs: Vec<Arc<Program>>,
     /// Passes so far, of each program and in all.
     runs: Vec<u64>,
@@ -91,6 +111,11 @@ impl CudaExecutor<DriverHost> {
         let mut host = DriverHost::open(ordinals, ranks).map_err(|e| opening(RankId(0), &e.to_string()))?;
         find_library(&mut host, &options);
         Self::on(host, (0..ranks).map(RankId).collect(), ranks, None, options)
+    }
+    /// Opens one GPU for one rank of `ranks`, the others of which are not there: see [`CudaOptions::stand_in`].
+    pub fn open_alone(rank: RankId, ranks: u32, options: CudaOptions) -> Result<Self, ExecuteError> {
+        let host = DriverHost::open(BTreeMap::from([(rank, 0)]), 1).map_err(|e| opening(rank, &e.to_string()))?;
+        Self::on(host, vec![rank], ranks, None, CudaOptions { stand_in: options.stand_in.or(Some(Duration::ZERO)), ..options })
     }
     /// Opens the GPU of this process's rank, one of `ranks`, the driver's number `ordinal`.
     pub fn open_one(rank: RankId, ordinal: usize, ranks: u32, link: Link, options: CudaOptions) -> Result<Self, ExecuteError> {
@@ -139,6 +164,7 @@ impl<H: Host> CudaExecutor<H> {
             events: sender,
             limits: Limits { capacity: options.capacity, deadline: options.deadline, expert_capacity: options.expert_capacity },
             injection: options.inject,
+            stand_in: options.stand_in,
             alone: link.is_some(),
         };
         let mut workers = Vec::new();
@@ -168,7 +194,7 @@ impl<H: Host> CudaExecutor<H> {
         Ok(executor)
     }
 
-    fn send(&mut self, rank: RankId, job: Job) {
+    pub(super) fn send(&mut self, rank: RankId, job: Job) {
         if let Some(worker) = self.workers.iter_mut().find(|w| w.rank == rank) {
             worker.outstanding += 1;
             self.notes.board.tell(rank);
@@ -177,12 +203,12 @@ impl<H: Host> CudaExecutor<H> {
         }
     }
 
-    fn local(&self) -> Vec<RankId> {
+    pub(super) fn local(&self) -> Vec<RankId> {
         self.workers.iter().map(|w| w.rank).collect()
     }
 
     /// Waits until no rank has more than `allowed` jobs unanswered. The first failure ends the run.
-    fn answers(&mut self, allowed: u32) -> Result<BTreeMap<(RankId, BufferId), PartOfResult>, ExecuteError> {
+    pub(super) fn answers(&mut self, allowed: u32) -> Result<BTreeMap<(RankId, BufferId), PartOfResult>, ExecuteError> {
         if let Some(failed) = &self.failed {
             return Err(device(failed));
         }
@@ -329,7 +355,7 @@ impl<H: Host> CudaExecutor<H> {
 
     /// Puts something of every process together, in the order of their ranks; alone, it is this one's. Every process comes here at the
     /// same point, so that none goes on where another has failed.
-    fn agree(&mut self, what: &'static str, own: Vec<u8>, limit: Duration) -> Result<Vec<Vec<u8>>, ExecuteError> {
+    pub(super) fn agree(&mut self, what: &'static str, own: Vec<u8>, limit: Duration) -> Result<Vec<Vec<u8>>, ExecuteError> {
         if let Some(failed) = &self.failed {
             return Err(device(failed));
         }
@@ -342,6 +368,9 @@ impl<H: Host> CudaExecutor<H> {
 
     /// Communicators of a program, made where they are new, in the same order on every rank.
     fn connect(&mut self, program: &Program) -> Result<Communicators, ExecuteError> {
+        if self.options.stand_in.is_some() {
+            return Ok(Communicators { groups: vec![0; program.groups.len()], ..Communicators::default() });
+        }
         let everyone: Vec<RankId> = program.ranks.ids().collect();
         let sends = program.ranks.iter().any(|(_, rp)| rp.commands.iter().any(|c| matches!(c.action, Action::Send { .. })));
         let mut wanted: Vec<Vec<RankId>> = program.groups.iter().map(|(_, g)| g.ranks.clone()).collect();
@@ -378,65 +407,6 @@ impl<H: Host> CudaExecutor<H> {
         let mapped = self.windows.iter().filter(|(_, mapped)| **mapped);
         let one_shot = mapped.map(|(members, _)| self.communicators[members]).collect();
         Ok(Communicators { groups, one_shot, world: self.communicators.get(&everyone).copied().unwrap_or(0) })
-    }
-
-    /// Windows of the groups that sum over their ranks, made where they are new. Where one rank cannot map another's, all of the group use
-    /// NCCL, and the user is told.
-    fn open_windows(&mut self, program: &Program) -> Result<(), ExecuteError> {
-        for (id, group) in program.groups.iter() {
-            let members = &group.ranks;
-            let mut commands = program.ranks[members[0]].commands.iter();
-            let sums = |c: &moetwin_runtime::Command| matches!(program.graph.nodes[c.id.node].op, Op::AllReduce { .. });
-            let used = commands.any(|c| sums(c) && matches!(c.action, Action::Collective { group, .. } if group == id));
-            if !used || members.len() < 2 || self.windows.contains_key(members) {
-                continue;
-            }
-            let refusal = match members.len() <= MOST_RANKS {
-                true => self.open_window(members)?,
-                false => Some(format!("it takes at most {MOST_RANKS} ranks")),
-            };
-            self.windows.insert(members.clone(), refusal.is_none());
-            let text = match refusal {
-                Some(why) => format!("all-reduces of {} use NCCL, not one-shot: {why}", group.name),
-                None => format!("all-reduces of {} take one shot up to {} bytes, NCCL beyond", group.name, one_shot_bytes(members.len())),
-            };
-            self.options.remarks.as_ref().map(|r| r.send(text).ok());
-        }
-        Ok(())
-    }
-
-    /// The windows of one group; why not, if not.
-    fn open_window(&mut self, members: &[RankId]) -> Result<Option<String>, ExecuteError> {
-        let number = self.communicators[members];
-        let local: Vec<RankId> = self.local().into_iter().filter(|r| members.contains(r)).collect();
-        local.iter().for_each(|rank| self.send(*rank, Job::Publish(number, members.len())));
-        self.answers(0)?;
-        let tickets = self.words_of(&local, "publish memory")?;
-        let tickets = Arc::new(members.iter().map(|m| tickets.get(m).cloned().unwrap_or_default()).collect::<Vec<_>>());
-        for &rank in &local {
-            let index = members.iter().position(|m| *m == rank).unwrap_or(0);
-            self.send(rank, Job::Map(number, index, Arc::clone(&tickets)));
-        }
-        self.answers(0)?;
-        let refusals = self.words_of(&local, "map memory")?;
-        let first = refusals.into_iter().find(|(rank, why)| members.contains(rank) && !why.is_empty());
-        Ok(first.map(|(rank, why)| format!("rank {}: {}", rank.0, String::from_utf8_lossy(&why))))
-    }
-
-    /// What ranks answered, of all processes.
-    fn words_of(&mut self, local: &[RankId], what: &'static str) -> Result<BTreeMap<RankId, Vec<u8>>, ExecuteError> {
-        let mut own = Writer::default();
-        for rank in local {
-            own.number(u64::from(rank.0)).bytes(&self.words.remove(rank).unwrap_or_default());
-        }
-        let mut all = BTreeMap::new();
-        for bytes in self.agree(what, own.done(), self.options.deadline)? {
-            let mut from = Reader::new(&bytes);
-            while let (Some(rank), Some(words)) = (from.number(), from.bytes()) {
-                all.insert(RankId(u32::try_from(rank).unwrap_or(u32::MAX)), words.to_vec());
-            }
-        }
-        Ok(all)
     }
 
     fn load_rank(&mut self, program: &Program, rank: RankId, weights: &dyn WeightSource) -> Result<(), ExecuteError> {
@@ -542,6 +512,31 @@ impl<H: Host> Executor for CudaExecutor<H> {
 }
 
 impl<H: Host> CudaExecutor<H> {
+    /// Measures a pass of a program on every rank, in the order of ranks.
+    pub fn measure(&mut self, key: ProgramKey, inputs: &StepInputs, often: Repetitions) -> Result<Vec<RankTimes>, ExecuteError> {
+        let program = Arc::clone(&self.programs[key.0]);
+        inputs.check(&program, self.options.capacity as usize)?;
+        if self.link.is_some() {
+            self.agree_on_pass(key, inputs)?;
+        }
+        let inputs = Arc::new(inputs.clone());
+        let (sender, times) = channel();
+        for rank in self.local() {
+            self.send(rank, Job::Measure(key.0, Arc::clone(&inputs), often, sender.clone()));
+        }
+        drop(sender);
+        self.answers(0)?;
+        let own: Vec<RankTimes> = times.try_iter().collect();
+        let wrong = |e: serde_json::Error| ExecuteError::Inputs(format!("times of another process: {e}"));
+        let own = serde_json::to_vec(&own).map_err(wrong)?;
+        let mut all: Vec<RankTimes> = Vec::new();
+        for bytes in self.agree("put times together", own, self.options.deadline)? {
+            all.extend(serde_json::from_slice::<Vec<RankTimes>>(&bytes).map_err(wrong)?);
+        }
+        all.sort_by_key(|t| t.rank);
+        Ok(all)
+    }
+
     /// Closes the queues and waits for the threads to end, for a bounded time; each frees what it owns.
     fn end(&mut self, limit: Duration) {
         let end = self.host.now() + limit;

@@ -2,9 +2,11 @@
 //! the driver would keep (memory, streams, captures, who has come to which collective) and writes down everything that would be wrong.
 
 pub use super::fabric::{Fabric, LocalFabric};
+pub use super::fake_log::{Asked, FakeFault};
 
 use super::fabric::lock;
 use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Host, Stream, WORKSPACE_BYTES};
+use super::pace::{COPY_PS, Clocks, EXCHANGE_PS};
 use super::progress::Board;
 use moetwin_kernels::launch::{Arg, DenseProduct, Launch};
 use moetwin_models::RankId;
@@ -19,43 +21,6 @@ const LEAP: Duration = Duration::from_secs(1);
 
 /// Looks after which time passes although a rank seems to run: some seconds.
 const MOST_LOOKS: u32 = 20_000;
-
-/// What was asked of a rank's GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
-    /// The GPU was opened.
-    Open,
-    /// Memory was reserved.
-    Allocate(Address),
-    /// A communicator was joined.
-    Connect(u32),
-    /// Anything that runs on a stream, or copies.
-    Work(&'static str),
-    /// A kernel was launched.
-    Launch(&'static str),
-    /// A kernel was launched in which ranks wait for each other.
-    Meet(&'static str),
-    /// A capture ended as this graph.
-    Captured(usize),
-    /// A graph was replayed.
-    Replay(usize),
-    /// All communication was ended.
-    Abort,
-    /// A peer's memory was mapped.
-    Map(Address),
-    /// And let go of.
-    Unmap(Address),
-    /// A graph was destroyed.
-    Destroy(usize),
-    /// A communicator was left.
-    Disconnect(u32),
-    /// Memory was freed.
-    Free(Address),
-    /// All was closed.
-    Close,
-    /// All was left behind.
-    Abandon,
-}
 
 /// What a rank waits for.
 #[derive(Clone, Debug)]
@@ -82,21 +47,6 @@ struct State {
     released: bool,
     open: u32,
     ids: u64,
-}
-
-/// A kernel of a rank notes something as wrong: what, of which member of its group, and how many (`Fault` in exchange.cu).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FakeFault {
-    /// The rank.
-    pub rank: RankId,
-    /// The kernel.
-    pub kernel: &'static str,
-    /// The kind of fault.
-    pub what: u32,
-    /// The member of the group.
-    pub member: u32,
-    /// How many.
-    pub count: u32,
 }
 
 /// A host of fake GPUs. Clones are the same host.
@@ -215,6 +165,7 @@ impl Host for FakeHost {
             capturing: None,
             graphs: BTreeMap::new(),
             kernels: 0,
+            clocks: Clocks::default(),
             stuck: false,
             aborted: false,
             closed: false,
@@ -262,6 +213,8 @@ impl Host for FakeHost {
 struct Recorded {
     rounds: Vec<(u32, String)>,
     kernels: u32,
+    /// What a replay takes, picoseconds.
+    ps: u64,
 }
 
 /// A fake GPU.
@@ -286,6 +239,7 @@ pub struct FakeGpu {
     capturing: Option<Recorded>,
     graphs: BTreeMap<usize, Recorded>,
     kernels: u32,
+    clocks: Clocks,
     stuck: bool,
     aborted: bool,
     closed: bool,
@@ -400,20 +354,23 @@ impl Gpu for FakeGpu {
         }
         Ok(())
     }
-    fn fill(&mut self, _: Stream, to: Address, _: u8, bytes: u64) -> Result<(), GpuError> {
+    fn fill(&mut self, stream: Stream, to: Address, _: u8, bytes: u64) -> Result<(), GpuError> {
         self.work("fill");
+        self.clocks.launched(stream, COPY_PS);
         self.within("fill", to, bytes);
         Ok(())
     }
-    fn copy(&mut self, _: Stream, from: Address, to: Address, bytes: u64) -> Result<(), GpuError> {
+    fn copy(&mut self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), GpuError> {
         self.work("copy on device");
+        self.clocks.launched(stream, COPY_PS);
         self.within("copy from", from, bytes);
         self.within("copy to", to, bytes);
         Ok(())
     }
-    fn launch(&mut self, _: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
+    fn launch(&mut self, stream: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
         self.work("launch");
         self.asked(Asked::Launch(launch.kernel));
+        self.clocks.kernel(stream, launch, args);
         for (arg, cell) in launch.args.iter().zip(args) {
             if matches!(arg, Arg::Input(_) | Arg::Output(_) | Arg::Scratch { .. } | Arg::Table(_) | Arg::Sequences | Arg::Fault) {
                 self.within(launch.kernel, *cell, 0);
@@ -467,11 +424,12 @@ impl Gpu for FakeGpu {
         }
         Ok(self.host.library)
     }
-    fn multiply(&mut self, _: Stream, product: &DenseProduct, places: [Address; 4], workspace: Address) -> Result<bool, GpuError> {
+    fn multiply(&mut self, stream: Stream, product: &DenseProduct, places: [Address; 4], workspace: Address) -> Result<bool, GpuError> {
         if !self.products.contains(product) {
             return Ok(false);
         }
         self.work("product");
+        self.clocks.launched(stream, COPY_PS);
         let [x, w, bias, y] = places;
         let DenseProduct { rows, n, k, biased } = *product;
         for (at, elements) in [(x, rows * k), (w, n * k), (y, rows * n), (bias, n)].into_iter().take(3 + usize::from(biased)) {
@@ -484,13 +442,29 @@ impl Gpu for FakeGpu {
         }
         Ok(true)
     }
-    fn record(&mut self, _: Stream, _: u32) -> Result<(), GpuError> {
+    fn record(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
         self.work("record event");
+        self.clocks.record(stream, event);
         Ok(())
     }
-    fn wait(&mut self, _: Stream, _: u32) -> Result<(), GpuError> {
+    fn wait(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
         self.work("wait for event");
+        self.clocks.wait(stream, event);
         Ok(())
+    }
+    fn stamp(&mut self, stream: Stream, stamp: u32) -> Result<(), GpuError> {
+        self.work("record stamp");
+        if self.capturing.is_some() {
+            self.wrong("stamps in a capture".to_owned());
+        }
+        self.clocks.stamp(stream, stamp);
+        Ok(())
+    }
+    fn elapsed_ps(&mut self, from: u32, to: u32) -> Result<u64, GpuError> {
+        if !self.pending.is_empty() {
+            self.wrong("reads stamps before the stream is idle".to_owned());
+        }
+        self.clocks.elapsed_ps(from, to)
     }
     fn mark(&mut self, _: Stream, mark: u32) -> Result<(), GpuError> {
         if self.capturing.is_some() {
@@ -514,8 +488,9 @@ impl Gpu for FakeGpu {
         self.asked(Asked::Connect(communicator));
         Ok(())
     }
-    fn communicate(&mut self, _: Stream, communicator: u32, element: Element, calls: &[Call]) -> Result<(), GpuError> {
+    fn communicate(&mut self, stream: Stream, communicator: u32, element: Element, calls: &[Call]) -> Result<(), GpuError> {
         self.work("communicate");
+        self.clocks.launched(stream, EXCHANGE_PS);
         let index = self.communicators.get(&communicator).map(|c| c.1);
         for call in calls {
             let (parts, count): (Vec<Address>, u64) = match *call {
@@ -544,12 +519,14 @@ impl Gpu for FakeGpu {
     }
     fn begin_capture(&mut self) -> Result<(), GpuError> {
         self.work("begin capture");
+        self.clocks.begin_capture();
         self.capturing = Some(Recorded::default());
         Ok(())
     }
     fn end_capture(&mut self) -> Result<Captured, GpuError> {
         self.work("end capture");
-        let recorded = self.capturing.take().ok_or_else(|| GpuError::new("end capture", "none was begun"))?;
+        let mut recorded = self.capturing.take().ok_or_else(|| GpuError::new("end capture", "none was begun"))?;
+        recorded.ps = self.clocks.end_capture();
         let number = self.graphs.len();
         self.graphs.insert(number, recorded);
         self.asked(Asked::Captured(number));
@@ -560,10 +537,12 @@ impl Gpu for FakeGpu {
         self.asked(Asked::Replay(graph.0));
         let recorded = self.graphs.get(&graph.0).cloned().ok_or_else(|| GpuError::new("replay", "no such graph"))?;
         (0..recorded.kernels).for_each(|_| self.kernel());
+        self.clocks.pass(0, recorded.ps);
         recorded.rounds.iter().try_for_each(|(communicator, text)| self.come(*communicator, text))
     }
     fn synchronize(&mut self, deadline: Duration) -> Result<(), GpuError> {
         self.work("synchronize");
+        self.clocks.synchronize();
         self.stand("synchronize", Standing::Rounds { rounds: self.pending.clone(), stuck: self.stuck }, deadline)?;
         for (id, round) in std::mem::take(&mut self.pending) {
             if let Err(e) = self.host.fabric.complete(id, round) {

@@ -1,5 +1,6 @@
 //! Programs on GPUs: one thread a rank, one graph a decode program, the same commands as every other executor.
 
+pub mod calibrate;
 pub mod compile;
 mod driver_gpu;
 mod driver_host;
@@ -7,8 +8,11 @@ mod exchange;
 mod executor;
 mod fabric;
 pub mod fake;
+mod fake_log;
 pub mod gpu;
 pub mod inject;
+mod measure;
+pub mod pace;
 mod packed;
 mod parts;
 mod peers;
@@ -19,8 +23,10 @@ pub mod trial;
 pub mod trial_exchange;
 pub(crate) mod weights;
 pub mod window;
+mod windows;
 pub(crate) mod worker;
 
 pub use driver_host::DriverHost;
 pub use executor::{CudaExecutor, CudaOptions};
+pub use measure::{CommandTimes, RankTimes, Repetitions};
 pub use window::AllReduceBackend;

@@ -1,17 +1,19 @@
 //! What a rank shares with its peers beside NCCL: windows that they map, and the record of what the device found wrong.
 
-use super::exchange::{expert_bounds, packed_sizes};
-use super::gpu::{Address, Gpu, GpuError};
+use super::exchange::{Part, expert_bounds, packed_sizes};
+use super::gpu::{Address, Gpu, GpuError, WORKSPACE_BYTES};
 use super::packed::{Packing, list_bytes};
 use super::progress::What;
 use super::rank::{Loaded, Rank};
 use super::window::{PEERS_BYTES, Window, peers_table, window_bytes};
-use moetwin_kernels::launch::Table;
+use moetwin_kernels::launch::{Arg, Launch, Table};
 use moetwin_models::{NodeId, Op, RankId};
 use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::{Action, Program};
 use std::sync::Arc;
 
+/// How often a kernel's limit of a wait for peers exceeds the run's deadline: hosts give up first, and end the kernel's wait too.
+const DEVICE_LIMIT: u32 = 4;
 /// Bytes of `Fault` in exchange.cu, and its kinds.
 const FAULT_BYTES: usize = 16;
 const LATE: u32 = 1;
@@ -109,6 +111,34 @@ impl<G: Gpu> Rank<G> {
             _ => 0,
         };
         Ok(Some(Packing { bounds, command: node.0, ..packing }))
+    }
+    /// Puts the one-shot kernel in place of NCCL's calls that it can carry out.
+    pub(super) fn take_one_shot(&self, communicator: u32, node: NodeId, list: &mut [Part]) -> Result<(), GpuError> {
+        let (Some(window), Some(fault)) = (self.shared.window(communicator), self.shared.fault) else { return Ok(()) };
+        for part in list {
+            if let Part::Calls(element, calls) = part
+                && let Some(meeting) = window.one_shot(*element, calls, fault, node.0, self.limits.deadline * DEVICE_LIMIT)?
+            {
+                *part = meeting;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a launch needs that captured code may not make: tables, the plan of a product and its workspace.
+    pub(super) fn make_ready(&mut self, launch: &Launch) -> Result<(), GpuError> {
+        for arg in &launch.args {
+            if let Arg::Table(table) = arg {
+                self.table(table)?;
+            }
+        }
+        if let Some(product) = &launch.product
+            && self.gpu.plan_product(product)?
+            && self.workspaces.is_none()
+        {
+            self.workspaces = Some([self.allocate(WORKSPACE_BYTES)?, self.allocate(WORKSPACE_BYTES)?]);
+        }
+        Ok(())
     }
     /// After a pass: what the device has noted as wrong, blamed on the command that noted it.
     pub(super) fn check_device(&mut self, loaded: &Loaded, phase: InitPhase) -> Result<(), GpuError> {

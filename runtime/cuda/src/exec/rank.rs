@@ -1,13 +1,13 @@
 //! One rank: its memory, its programs, and carrying out their commands on its GPU.
 
 use super::exchange::{Part, Places, packed_sizes, parts};
-use super::gpu::{AbortSignal, Address, Call, Captured, Gpu, GpuError, WORKSPACE_BYTES};
+use super::gpu::{AbortSignal, Address, Call, Captured, Gpu, GpuError};
 use super::packed::Packing;
 use super::peers::Shared;
 use super::progress::{Board, Doing, Failed, What};
 use super::weights::WeightLoad;
 use moetwin_kernels::launch::{Arg, Element, Launch, Launches, Table, element_of, launches};
-use moetwin_models::{IdVec, NodeId, RankId, TensorKind, WeightRef};
+use moetwin_models::{IdVec, RankId, TensorKind, WeightRef};
 use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::reference::{StepInputs, first_token_of_replica, positions};
 use moetwin_runtime::{Action, BufferId, Command, Place, Program};
@@ -22,8 +22,6 @@ const STREAMS: usize = 2;
 
 /// How often a rank's own limit of a wait exceeds the run's deadline: whoever watches all ranks judges first, and knows more.
 const OWN_LIMIT: u32 = 2;
-/// How often a kernel's limit of a wait for peers exceeds it: hosts give up first, and end the kernel's wait too.
-const DEVICE_LIMIT: u32 = 4;
 /// From an abort until streams are idle: aborted collectives end at once, kernels of a step within it.
 const DRAIN: Duration = Duration::from_secs(2);
 
@@ -65,13 +63,15 @@ pub(crate) struct Limits {
 pub(crate) struct Rank<G> {
     pub(super) gpu: G,
     pub(super) rank: RankId,
-    limits: Limits,
-    notes: Notes,
+    pub(super) limits: Limits,
+    pub(super) notes: Notes,
+    /// What stands in for the other ranks' part of a collective, where only this one runs: so much time.
+    pub(super) stand_in: Option<Duration>,
     /// Everything allocated, in order.
     pub(super) allocations: Vec<Address>,
     pub(super) shared: Shared,
     /// Workspace of each stream's products by a library, once there are any.
-    workspaces: Option<[Address; STREAMS]>,
+    pub(super) workspaces: Option<[Address; STREAMS]>,
     communicators: Vec<u32>,
     graphs: Vec<Captured>,
     order: u32,
@@ -80,7 +80,7 @@ pub(crate) struct Rank<G> {
     loading: Vec<WeightRef>,
     caches: BTreeMap<u16, Address>,
     tables: Vec<(Table, Address)>,
-    programs: Vec<Loaded>,
+    pub(super) programs: Vec<Loaded>,
 }
 
 /// A communicator that a rank is to join.
@@ -96,15 +96,15 @@ pub(crate) struct Membership {
 pub(super) struct Loaded {
     pub(super) program: Arc<Program>,
     /// Communicator numbers by group, and of all ranks for pipeline sends.
-    communicators: Arc<Communicators>,
-    addresses: IdVec<BufferId, Address>,
+    pub(super) communicators: Arc<Communicators>,
+    pub(super) addresses: IdVec<BufferId, Address>,
     scratch: [Address; STREAMS],
     sequences: Address,
     replica_sequences: Address,
     /// How rows of experts are packed, where they are.
     pub(super) packing: Option<Packing>,
     capture: bool,
-    captured: Option<Captured>,
+    pub(super) captured: Option<Captured>,
     warm: bool,
 }
 
@@ -127,12 +127,13 @@ pub(crate) struct PartOfResult {
 }
 
 impl<G: Gpu> Rank<G> {
-    pub(crate) fn new(gpu: G, rank: RankId, limits: Limits, notes: Notes) -> Self {
+    pub(crate) fn new(gpu: G, rank: RankId, limits: Limits, notes: Notes, stand_in: Option<Duration>) -> Self {
         Self {
             gpu,
             rank,
             limits,
             notes,
+            stand_in,
             allocations: Vec::new(),
             shared: Shared::default(),
             workspaces: None,
@@ -194,6 +195,10 @@ impl<G: Gpu> Rank<G> {
         }
         self.gpu.close();
     }
+    /// The longest wait of the rank itself.
+    pub(super) fn longest_wait(&self) -> Duration {
+        self.limits.deadline * OWN_LIMIT
+    }
     pub(super) fn allocate(&mut self, bytes: u64) -> Result<Address, GpuError> {
         let address = self.gpu.allocate(bytes)?;
         self.allocations.push(address);
@@ -238,6 +243,7 @@ impl<G: Gpu> Rank<G> {
         self.begin(InitPhase::Allocate, What::Named("reserve arena"), false);
         let rp = &program.ranks[self.rank];
         let arena = self.allocate(rp.arena_bytes)?;
+        self.clear(arena, rp.arena_bytes)?;
         self.begin(InitPhase::Allocate, What::Named("reserve KV pool and inputs"), false);
         let graph = &program.graph;
         let mut addresses = IdVec::new();
@@ -256,6 +262,7 @@ impl<G: Gpu> Rank<G> {
                         Some(&a) => a,
                         None => {
                             let a = self.allocate(bytes)?;
+                            self.clear(a, bytes)?;
                             self.caches.insert(*layer, a);
                             a
                         }
@@ -296,21 +303,6 @@ impl<G: Gpu> Rank<G> {
             }
         }
         self.programs.push(loaded);
-        Ok(())
-    }
-    /// What a launch needs that captured code may not make: tables, the plan of a product and its workspace.
-    fn make_ready(&mut self, launch: &Launch) -> Result<(), GpuError> {
-        for arg in &launch.args {
-            if let Arg::Table(table) = arg {
-                self.table(table)?;
-            }
-        }
-        if let Some(product) = &launch.product
-            && self.gpu.plan_product(product)?
-            && self.workspaces.is_none()
-        {
-            self.workspaces = Some([self.allocate(WORKSPACE_BYTES)?, self.allocate(WORKSPACE_BYTES)?]);
-        }
         Ok(())
     }
     /// Runs one step. The first run is eager, which also warms up the communicators; later ones replay where the program is captured.
@@ -369,7 +361,7 @@ impl<G: Gpu> Rank<G> {
         self.begin(phase, What::Command(Arc::clone(&loaded.program), command.id.node), command.action != Action::Compute);
     }
 
-    fn write_inputs(&mut self, loaded: &Loaded, inputs: &StepInputs) -> Result<(), GpuError> {
+    pub(super) fn write_inputs(&mut self, loaded: &Loaded, inputs: &StepInputs) -> Result<(), GpuError> {
         let graph = &loaded.program.graph;
         let first = first_token_of_replica(graph, self.rank);
         let all_positions = positions(&inputs.sequences);
@@ -399,7 +391,7 @@ impl<G: Gpu> Rank<G> {
         Ok(())
     }
 
-    fn issue(&mut self, loaded: &Loaded, phase: InitPhase) -> Result<(), GpuError> {
+    pub(super) fn issue(&mut self, loaded: &Loaded, phase: InitPhase) -> Result<(), GpuError> {
         let program = Arc::clone(&loaded.program);
         for (mark, command) in (0u32..).zip(&program.ranks[self.rank].commands) {
             self.begin(phase, What::Command(Arc::clone(&program), command.id.node), false);
@@ -417,7 +409,7 @@ impl<G: Gpu> Rank<G> {
         Ok(())
     }
 
-    fn command(&mut self, loaded: &Loaded, command: &Command) -> Result<(), GpuError> {
+    pub(super) fn command(&mut self, loaded: &Loaded, command: &Command) -> Result<(), GpuError> {
         let graph = &loaded.program.graph;
         let node = &graph.nodes[command.id.node];
         let stream = command.stream.0;
@@ -427,7 +419,7 @@ impl<G: Gpu> Rank<G> {
         match command.action {
             Action::Compute if matches!(node.op, moetwin_models::Op::Slice { .. }) => {
                 let (list, _) = parts(graph, node, self.rank, &[], &places)?;
-                self.carry_out(stream, 0, list)
+                self.carry_out(stream, 0, 0, list)
             }
             Action::Compute => {
                 let plan = launches(graph, command.id.node, self.rank).map_err(|e| GpuError::new("launch", e.to_string()))?;
@@ -442,8 +434,10 @@ impl<G: Gpu> Rank<G> {
                 if stream == 0 && loaded.communicators.one_shot.contains(&communicator) {
                     self.take_one_shot(communicator, command.id.node, &mut list)?;
                 }
-                self.carry_out(stream, communicator, list)
+                let index = members.iter().position(|m| *m == self.rank).unwrap_or(0) as u32;
+                self.carry_out(stream, communicator, index, list)
             }
+            Action::Send { .. } | Action::Receive { .. } if self.stand_in.is_some() => self.stand_in_for(stream, &[]),
             Action::Send { to } => {
                 let count =
                     graph.local_sizes(node.inputs[0], self.rank).map_err(|e| GpuError::new("send", e.to_string()))?.iter().product();
@@ -459,23 +453,11 @@ impl<G: Gpu> Rank<G> {
         }
     }
 
-    /// Puts the one-shot kernel in place of NCCL's calls that it can carry out.
-    fn take_one_shot(&self, communicator: u32, node: NodeId, list: &mut [Part]) -> Result<(), GpuError> {
-        let (Some(window), Some(fault)) = (self.shared.window(communicator), self.shared.fault) else { return Ok(()) };
-        for part in list {
-            if let Part::Calls(element, calls) = part
-                && let Some(meeting) = window.one_shot(*element, calls, fault, node.0, self.limits.deadline * DEVICE_LIMIT)?
-            {
-                *part = meeting;
-            }
-        }
-        Ok(())
-    }
-
-    fn carry_out(&mut self, stream: u32, communicator: u32, list: Vec<Part>) -> Result<(), GpuError> {
+    fn carry_out(&mut self, stream: u32, communicator: u32, index: u32, list: Vec<Part>) -> Result<(), GpuError> {
         for part in list {
             match part {
                 Part::Calls(_, calls) if calls.is_empty() => {}
+                Part::Calls(element, calls) if self.stand_in.is_some() => self.stand_in_for(stream, &own_copies(element, &calls, index))?,
                 Part::Calls(element, calls) => self.gpu.communicate(stream, communicator, element, &calls)?,
                 Part::Copy { from, to, bytes } => self.gpu.copy(stream, from, to, bytes)?,
                 Part::Fill { to, byte, bytes } => self.gpu.fill(stream, to, byte, bytes)?,
@@ -484,6 +466,30 @@ impl<G: Gpu> Rank<G> {
             }
         }
         Ok(())
+    }
+
+    /// Copies the rank's own parts to where a collective would put them, and takes as long as was stated.
+    fn stand_in_for(&mut self, stream: u32, copies: &[(Address, Address, u64)]) -> Result<(), GpuError> {
+        let mut ns = self.stand_in.map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
+        let nothing = if ns > 0 { &[(0, 0, 0)][..] } else { &[] };
+        for &(from, to, bytes) in if copies.is_empty() { nothing } else { copies } {
+            // 256 threads of 16 bytes a block, no more blocks than multiprocessors.
+            let blocks = bytes.div_ceil(4096).clamp(1, 128) as u32;
+            let args = vec![Arg::U64(from), Arg::U64(to), Arg::U64(bytes), Arg::U64(ns)];
+            let launch =
+                Launch { source: "measure.cu", kernel: "stand_in", grid: (blocks, 1, 1), block: 256, shared_bytes: 0, args, product: None };
+            self.gpu.launch(stream, &launch, &[from, to, bytes, ns])?;
+            ns = 0;
+        }
+        Ok(())
+    }
+
+    /// Zeroes memory where other ranks' parts will never be written: what lies there by chance may be no number.
+    fn clear(&mut self, address: Address, bytes: u64) -> Result<(), GpuError> {
+        if self.stand_in.is_none() || bytes == 0 {
+            return Ok(());
+        }
+        self.gpu.fill(0, address, 0, bytes)
     }
 
     fn launch_all(
@@ -553,6 +559,18 @@ impl<G: Gpu> Rank<G> {
         }
         Ok(results)
     }
+}
+
+/// What of a group of calls a member could do by itself: from, to and bytes.
+fn own_copies(element: Element, calls: &[Call], index: u32) -> Vec<(Address, Address, u64)> {
+    let own = |call: &Call| match *call {
+        Call::AllReduce { from, to, count } => Some((from, to, count * element.bytes())),
+        Call::Broadcast { from, to, count, root } | Call::Reduce { from, to, count, root } => {
+            (root == index).then_some((from, to, count * element.bytes()))
+        }
+        Call::Send { .. } | Call::Receive { .. } => None,
+    };
+    calls.iter().filter_map(own).collect()
 }
 
 /// Whether an op's sequences are the rank's own rather than its replica's.

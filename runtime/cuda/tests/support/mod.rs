@@ -4,7 +4,7 @@
 use moetwin_cuda::exec::fake::FakeHost;
 use moetwin_cuda::exec::gpu::Host;
 use moetwin_cuda::exec::inject::Injection;
-use moetwin_cuda::exec::{AllReduceBackend, CudaExecutor, CudaOptions};
+use moetwin_cuda::exec::{CudaExecutor, CudaOptions};
 use moetwin_cuda::link::Link;
 use moetwin_models::{AllToAll, BuildOptions, Deployment, LogitsRows, ModelSpec, Phase, RankId, Sequence, Step, config, plan};
 use moetwin_runtime::reference::{ExecuteError, StepInputs};
@@ -52,16 +52,7 @@ pub(crate) fn programs(spec: &ModelSpec, deployment: &Deployment) -> (Program, P
 
 /// Options with a deadline of this many seconds.
 pub(crate) fn options(seconds: u64, inject: Option<Injection>) -> CudaOptions {
-    CudaOptions {
-        capacity: CAPACITY,
-        deadline: Duration::from_secs(seconds),
-        graphs: true,
-        inject,
-        all_reduce: AllReduceBackend::Nccl,
-        expert_capacity: None,
-        library: false,
-        remarks: None,
-    }
+    CudaOptions { inject, ..CudaOptions::new(CAPACITY, Duration::from_secs(seconds)) }
 }
 
 /// Everything a run does: open, load, prepare, prefill, and three decode passes (eager, captured, replayed).
