@@ -132,9 +132,9 @@ pub(crate) struct RunArgs {
     /// Longest wait for anything on GPUs, seconds
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     deadline: u64,
-    /// Products of many rows, as prompts make them: our own kernels, or cuBLASLt where it is found
-    #[arg(long, value_enum, default_value_t = Matmul::Own)]
-    matmul: Matmul,
+    /// Products of many rows, as prompts make them [default: cublaslt]
+    #[arg(long, value_enum)]
+    matmul: Option<Matmul>,
     /// Rows that a rank may send to another one's experts in a pass [default: all]
     #[arg(
         long,
@@ -185,7 +185,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         inject,
         all_reduce,
         expert_capacity: args.ep_capacity,
-        library: args.matmul == Matmul::Cublaslt,
+        library: args.matmul != Some(Matmul::Own),
         launcher: launcher.as_ref().filter(|l| l.size > 1),
         visible,
     };
@@ -311,7 +311,7 @@ fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<O
         .map_err(|e| InputError::new(if e.to_string().starts_with("top-p") { "--top-p" } else { "--temperature" }, e.to_string()))?;
     let text = text_prompt(args).map(|text| open_text(text, &model.weights, &spec)).transpose()?;
     let prompts = prompts(args, &spec, text.as_ref())?;
-    let products = (args.backend == Backend::Cpu && args.matmul != Matmul::Own).then_some("--matmul");
+    let products = (args.backend == Backend::Cpu && args.matmul.is_some()).then_some("--matmul");
     for flag in without_effect(&args.deployment, args.backend).into_iter().chain(products) {
         output::note(&format!("note: {flag} has no effect on {}", args.backend.words()));
     }

@@ -407,13 +407,14 @@ impl Gpu for DriverGpu {
         Ok(())
     }
     fn abort(&mut self) {
-        for c in self.communicators.values_mut() {
-            c.abort();
-        }
-        let Some(stopper) = self.stopper else { return };
-        for window in &self.published {
+        // Kernels first: NCCL's abort may wait for the GPU, and so for a kernel that waits for a peer.
+        for (window, stopper) in self.published.iter().zip(std::iter::repeat(self.stopper)) {
+            let Some(stopper) = stopper else { continue };
             // SAFETY: the third word of a window of this GPU; the driver takes so small a copy over before the call returns.
             unsafe { result::memcpy_htod_async(window + STOP_AT, &[1u32], stopper) }.ok();
+        }
+        for c in self.communicators.values_mut() {
+            c.abort();
         }
     }
     fn drained(&mut self, limit: Duration) -> bool {

@@ -120,13 +120,12 @@ impl Ranks {
             let (peers, fault) = (gpu.allocate(PEERS_BYTES)?, gpu.allocate(FAULT_BYTES as u64)?);
             gpu.write(fault, &[0; FAULT_BYTES])?;
             // Alone first: a kernel is loaded at its first launch, which may wait for the GPU, and so for ranks that wait for each other.
+            let window = Window::new(index as u32, members as u32, windows[index], peers);
             gpu.write(peers, &peers_table(&[windows[index]]))?;
-            let alone = Window::new(0, 1, windows[index], peers);
             let data = gpu.allocate(16)?;
-            launch_sum(&mut gpu, &alone, data, data, 8, fault, DEADLINE)?;
+            launch_sum(&mut gpu, &window.alone(peers), data, data, 8, fault, DEADLINE)?;
             gpu.synchronize(DEADLINE)?;
             gpu.write(peers, &peers_table(&windows))?;
-            let window = Window::new(index as u32, members as u32, windows[index], peers);
             ranks.push(OneRank { gpu, window, fault, held: Vec::new() });
         }
         Ok(Self { ranks })

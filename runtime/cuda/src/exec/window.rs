@@ -58,12 +58,18 @@ pub(crate) struct Window {
     base: Address,
     /// The table of everybody's (`Peers`).
     peers: Address,
+    /// Elements of a half.
+    half: u64,
 }
 
 impl Window {
     /// The window at `base`, with the group's [`peers_table`] at `peers`.
     pub(crate) fn new(index: u32, members: u32, base: Address, peers: Address) -> Self {
-        Self { index, members, base, peers }
+        Self { index, members, base, peers, half: half_elements(members as usize) }
+    }
+    /// The same window for this rank alone, with a table of its own.
+    pub(crate) fn alone(&self, peers: Address) -> Self {
+        Self { index: 0, members: 1, peers, ..*self }
     }
     /// The kernel that carries calls out, where it can: one sum of bf16 that is small enough. `fault` and `command` are for what goes wrong,
     /// `bound` is the longest wait for a peer.
@@ -92,7 +98,7 @@ impl Window {
             (Arg::I32(0), u64::from(self.index)),
             (Arg::I32(0), u64::from(self.members)),
             (Arg::U64(0), count),
-            (Arg::U64(0), half_elements(self.members as usize)),
+            (Arg::U64(0), self.half),
             (Arg::U64(0), nanoseconds),
         ];
         let (launch, cells) = kernel("all_reduce_one_shot", [blocks, 1], BLOCK, args)?;
