@@ -69,6 +69,9 @@ pub(crate) struct CalibrateArgs {
     /// On GPUs: seconds after which no further step is begun
     #[arg(long, value_name = "S", default_value_t = 75, value_parser = clap::value_parser!(u64).range(1..=3600))]
     budget: u64,
+    /// On GPUs: choose launches by measurement, for `run --machine` to take
+    #[arg(long)]
+    tune: bool,
     /// On GPUs: seed of weights and tokens
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -223,18 +226,22 @@ fn on_gpus(args: &CalibrateArgs) -> Result<Outcome, Failure> {
         said.extend(all.iter().flat_map(table_words));
     }
     let until = begin + Duration::from_secs(args.budget);
-    let points = Points { splits, batches, contexts, seed: args.seed, until, least_ps: floor.graph_node_ps };
-    let mut rows = Vec::new();
+    let points = Points { splits, batches, contexts, seed: args.seed, until, tune: args.tune, least_ps: floor.graph_node_ps };
+    let (mut rows, mut choices) = (Vec::new(), Vec::new());
     for (name, spec) in &specs {
         let open = |ranks, capacity| CudaExecutor::open_alone(RankId(0), ranks, calibration::options(capacity));
-        let (more, left) = kernel_rows(spec, &points, &open)?;
-        calibration::progress(begin, &format!("{} kernels of {name}", more.len()));
-        if left > 0 {
-            said.push(format!("{left} steps of {name} were left out: --budget {} is over", args.budget));
+        let found = kernel_rows(spec, &points, &open)?;
+        calibration::progress(begin, &format!("{} kernels of {name}", found.rows.len()));
+        if found.left > 0 {
+            said.push(format!("{} steps of {name} were left out: --budget {} is over", found.left, args.budget));
         }
-        rows.extend(more);
+        rows.extend(found.rows);
+        choices.extend(found.choices);
     }
-    let own = OwnKernels::new(source.clone(), rows);
+    said.extend(choices.iter().map(|c| {
+        format!("{} {} {} x {} at {} rows: {} warps a tile are faster than the constants'", c.op, c.storage, c.n, c.k, c.rows, c.parts)
+    }));
+    let own = OwnKernels { choices, ..OwnKernels::new(source.clone(), rows) };
     let gpu = machine.models.iter().find(|m| Some(m.name.as_str()) == gpu_by_words(&conditions.gpu)).or(machine.models.first());
     let errors = gpu.map(|gpu| own.left_out(&gpu_rates(gpu))).unwrap_or_default();
     let measured = report::Measured { source: &source, floors: &floor, rows: own.rows.len(), errors: &errors, said: &said };

@@ -1,6 +1,6 @@
 //! From an op and a rank's local sizes to launches.
 
-use super::{Arg, Launch, Launches, Table};
+use super::{Arg, Launch, Launches, Table, Tuning};
 use moetwin_models::graph::SplitError;
 use moetwin_models::spec::{Activation, GroupScore, RopeSpec, RouterSpec, Scoring};
 use moetwin_models::{Axis, Graph, Node, NodeId, Op, RankId, TensorId};
@@ -44,7 +44,12 @@ pub enum LaunchError {
 
 /// The launches of `node` on `rank`; none where the rank has no rows. Communication and [`Op::Slice`] belong to the executor.
 pub fn launches(graph: &Graph, node: NodeId, rank: RankId) -> Result<Launches, LaunchError> {
-    let mut plan = Plan { graph, node: &graph.nodes[node], rank, out: Launches::default() };
+    launches_with(graph, node, rank, &Tuning::default())
+}
+
+/// The same with choices that were measured.
+pub fn launches_with(graph: &Graph, node: NodeId, rank: RankId, tuning: &Tuning) -> Result<Launches, LaunchError> {
+    let mut plan = Plan { graph, node: &graph.nodes[node], rank, tuning, out: Launches::default() };
     plan.op()?;
     Ok(plan.out)
 }
@@ -54,6 +59,7 @@ pub(super) struct Plan<'a> {
     pub(super) graph: &'a Graph,
     pub(super) node: &'a Node,
     pub(super) rank: RankId,
+    pub(super) tuning: &'a Tuning,
     out: Launches,
 }
 

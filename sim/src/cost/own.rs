@@ -8,7 +8,7 @@ use super::query::weight_format;
 use super::rates::{Element, GpuRates};
 use super::{OpCost, Provenance, op_cost};
 use moetwin_kernels::cost::{CostFacts, CostShape};
-use moetwin_kernels::launch::launches;
+use moetwin_kernels::launch::{Choice, launches};
 use moetwin_models::{Graph, NodeId, RankId, TensorKind};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -21,6 +21,9 @@ pub struct OwnKernels {
     pub source: String,
     /// The rows.
     pub rows: Vec<OwnRow>,
+    /// Choices of launches that were measured to be faster than the constants', and with which the rows were measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub choices: Vec<Choice>,
 }
 
 /// One measured time.
@@ -125,7 +128,7 @@ impl OwnKernels {
             times.sort_unstable();
             times[times.len() / 2]
         };
-        Self { source, rows: all.into_iter().map(|(work, times)| OwnRow { work, time_ps: median(times) }).collect() }
+        Self { source, rows: all.into_iter().map(|(work, times)| OwnRow { work, time_ps: median(times) }).collect(), choices: Vec::new() }
     }
     /// The time of some work, microseconds, and how it is known; nothing where no such op was measured.
     fn estimate(&self, work: &OwnWork, rates: &GpuRates, skip: Option<usize>) -> Option<(f64, Provenance)> {

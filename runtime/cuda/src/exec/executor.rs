@@ -11,6 +11,7 @@ use super::rank::{Communicators, Membership, Notes, PartOfResult, RankFailure};
 use super::weights::read_weight;
 use super::worker::{Event, Job, Start, Worker};
 use crate::link::Link;
+use moetwin_kernels::launch::Tuning;
 use moetwin_kernels::reference::Array;
 use moetwin_models::{Phase, RankId, TensorKind, WeightRef};
 use moetwin_runtime::init::InitPhase;
@@ -62,6 +63,7 @@ pub struct CudaExecutor<H: Host = DriverHost> {
     communicators: BTreeMap<Vec<RankId>, u32>,
     programs: Vec<Arc<Program>>,
     passes: u64,
+    tuning: Arc<Tuning>,
 }
 
 fn device(failed: &Failed) -> ExecuteError {
@@ -136,6 +138,7 @@ impl<H: Host> CudaExecutor<H> {
             communicators: BTreeMap::new(),
             programs: Vec::new(),
             passes: 0,
+            tuning: Arc::default(),
         };
         executor.answers(0)?;
         executor.agree("open", Vec::new(), LOAD)?;
@@ -407,7 +410,7 @@ impl<H: Host> Executor for CudaExecutor<H> {
         let capture = self.options.graphs && program.graph.step.phase == Phase::Decode;
         let program = Arc::new(program);
         for rank in self.local() {
-            self.send(rank, Job::Add(Arc::clone(&program), Arc::clone(&communicators), capture));
+            self.send(rank, Job::Add(Arc::clone(&program), Arc::clone(&communicators), capture, Arc::clone(&self.tuning)));
         }
         self.answers(0)?;
         self.agree("allocate", Vec::new(), self.options.deadline)?;
@@ -443,6 +446,11 @@ impl<H: Host> Executor for CudaExecutor<H> {
 }
 
 impl<H: Host> CudaExecutor<H> {
+    /// Measured choices for the launches of programs that are prepared from now on.
+    pub fn set_tuning(&mut self, tuning: Tuning) {
+        self.tuning = Arc::new(tuning);
+    }
+
     /// Measures a pass of a program on every rank, in the order of ranks.
     pub fn measure(&mut self, key: ProgramKey, inputs: &StepInputs, often: Repetitions) -> Result<Vec<RankTimes>, ExecuteError> {
         let program = Arc::clone(&self.programs[key.0]);

@@ -4,7 +4,7 @@ use super::exchange::{Part, Places, parts};
 use super::gpu::{AbortSignal, Address, Call, Captured, Gpu, GpuError};
 use super::progress::{Board, Doing, Failed, What};
 use super::weights::WeightLoad;
-use moetwin_kernels::launch::{Arg, Element, Launch, Launches, Table, element_of, launches};
+use moetwin_kernels::launch::{Arg, Element, Launch, Launches, Table, Tuning, element_of, launches_with};
 use moetwin_models::{IdVec, RankId, TensorKind, WeightRef};
 use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::reference::{StepInputs, first_token_of_replica, positions};
@@ -87,6 +87,8 @@ pub(super) struct Loaded {
     sequences: Address,
     replica_sequences: Address,
     capture: bool,
+    /// Measured choices of launches.
+    tuning: Arc<Tuning>,
     pub(super) captured: Option<Captured>,
     warm: bool,
 }
@@ -218,7 +220,13 @@ impl<G: Gpu> Rank<G> {
         waited
     }
     /// Resolves a program; its weights are loaded.
-    pub(crate) fn add(&mut self, program: Arc<Program>, communicators: Arc<Communicators>, capture: bool) -> Result<(), GpuError> {
+    pub(crate) fn add(
+        &mut self,
+        program: Arc<Program>,
+        communicators: Arc<Communicators>,
+        capture: bool,
+        tuning: Arc<Tuning>,
+    ) -> Result<(), GpuError> {
         self.begin(InitPhase::Allocate, What::Named("reserve arena"), false);
         let rp = &program.ranks[self.rank];
         let arena = self.allocate(rp.arena_bytes)?;
@@ -261,6 +269,7 @@ impl<G: Gpu> Rank<G> {
             sequences,
             replica_sequences,
             capture,
+            tuning,
             captured: None,
             warm: false,
         };
@@ -271,7 +280,7 @@ impl<G: Gpu> Rank<G> {
         // Tables are made before any capture: captured code may not allocate.
         for command in &rp.commands {
             if command.action == Action::Compute {
-                let plan = launches(graph, command.id.node, self.rank);
+                let plan = launches_with(graph, command.id.node, self.rank, &loaded.tuning);
                 for arg in plan.iter().flat_map(|p| &p.launches).flat_map(|l| &l.args) {
                     if let Arg::Table(table) = arg {
                         self.table(table)?;
@@ -398,7 +407,8 @@ impl<G: Gpu> Rank<G> {
                 self.carry_out(stream, 0, 0, list)
             }
             Action::Compute => {
-                let plan = launches(graph, command.id.node, self.rank).map_err(|e| GpuError::new("launch", e.to_string()))?;
+                let plan =
+                    launches_with(graph, command.id.node, self.rank, &loaded.tuning).map_err(|e| GpuError::new("launch", e.to_string()))?;
                 self.launch_all(loaded, stream, &plan, &places, node_is_local(graph, node))
             }
             Action::Collective { group, .. } => {
@@ -549,7 +559,9 @@ fn scratch_bytes(loaded: &Loaded, rank: RankId) -> Result<[u64; STREAMS], GpuErr
         let node = &graph.nodes[command.id.node];
         let bytes = match command.action {
             Action::Compute if !matches!(node.op, moetwin_models::Op::Slice { .. }) => {
-                launches(graph, command.id.node, rank).map_err(|e| GpuError::new("launch", e.to_string()))?.scratch_bytes
+                launches_with(graph, command.id.node, rank, &loaded.tuning)
+                    .map_err(|e| GpuError::new("launch", e.to_string()))?
+                    .scratch_bytes
             }
             Action::Collective { group, .. } => {
                 let zero: Vec<Address> = vec![0; node.inputs.len().max(node.outputs.len())];
