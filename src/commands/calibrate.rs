@@ -61,10 +61,10 @@ pub(crate) struct CalibrateArgs {
     #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_values_t = [1, 2, 8])]
     splits: Vec<u32>,
     /// On GPUs: sequences of the steps that are measured
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_values_t = [1, 2, 8, 15, 17, 40, 72])]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 12, 20, 32, 48, 60, 96])]
     batches: Vec<u32>,
     /// On GPUs: tokens in the cache of each sequence
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_values_t = [64, 768])]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_values_t = [64, 512, 2048])]
     contexts: Vec<u32>,
     /// On GPUs: seconds after which no further step is begun
     #[arg(long, value_name = "S", default_value_t = 75, value_parser = clap::value_parser!(u64).range(1..=3600))]

@@ -15,7 +15,7 @@ use moetwin::runtime::Program;
 use moetwin::sim::breakdown::Breakdown;
 use moetwin::sim::exec::{SimTrace, simulate};
 use moetwin::sim::machine;
-use moetwin::sim::measured::{self, Comparison, Origin, Trace};
+use moetwin::sim::measured::{self, Comparison, Origin, Trace, is_exchange};
 use moetwin::sim::topology::gpu_by_words;
 use moetwin::sim::trace::chrome_trace;
 use std::path::{Path, PathBuf};
@@ -152,11 +152,17 @@ fn predicted_now(args: &CompareArgs, measured: &Trace) -> Result<Answer, Failure
     let again = Again { args, conditions: &conditions, captured: measured.captured };
     let (scenario, program, trace) = again.predict(&name, args.p2p.or(conditions.peer_access_off.then_some(Switch::Off)))?;
     let predicted = measured::read(&chrome_trace(&program, &trace)).map_err(|e| Failure::Running(format!("a defect of moetwin: {e}")))?;
-    let slice = match conditions.only_rank {
-        Some(_) => Some(again.slice(&name, measured, Breakdown::new(&program, &trace))?),
-        None => None,
+    let Some(_) = conditions.only_rank else {
+        let answer = joined(args, &predicted, measured, "--measured")?;
+        return Ok(Answer { against: scenario.machine.name.clone(), conditions: Some(conditions), ..answer });
     };
-    let answer = joined(args, &predicted, measured, "--measured")?;
+    // Of a rank alone the compute half is compared; its exchanges are nobody's.
+    let breakdown = Breakdown::new(&program, &trace);
+    let ps = |ms: f64| (ms * 1e9).max(0.0) as u64;
+    let half = predicted.without_exchanges(ps(compute_part(&breakdown)));
+    let slice = Some(again.slice(&name, measured, breakdown)?);
+    let compute_ms = slice.as_ref().map_or(0.0, |s| s.compute_ms);
+    let answer = joined(args, &half, &measured.clone().without_exchanges(ps(compute_ms)), "--measured")?;
     Ok(Answer { against: scenario.machine.name.clone(), slice, conditions: Some(conditions), ..answer })
 }
 
@@ -235,10 +241,6 @@ impl Again<'_> {
         }
         Ok(SliceAnswer { compute_ms, stand_in_ms, deployments })
     }
-}
-
-fn is_exchange(class: OpClass) -> bool {
-    matches!(class, OpClass::AllReduce | OpClass::GatherScatter | OpClass::AllToAll | OpClass::SendRecv)
 }
 
 /// Milliseconds of a pass that are not exchanges, on the chain that decides it.

@@ -16,6 +16,9 @@ pub const SHARED_LIMIT_BYTES: u32 = 99 << 10;
 /// Scratch pieces start at multiples of this.
 const ALIGNMENT_BYTES: u64 = 256;
 
+/// Experts of a router whose choice a thread an expert makes (`route_ranked` in route.cu).
+const RANKED_EXPERTS: u64 = 512;
+
 /// Why an op has no launches.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LaunchError {
@@ -199,17 +202,12 @@ impl Plan<'_> {
         if topk > 32 {
             return Err(self.no_kernel("a choice of more than 32 experts"));
         }
-        let by_warp = match experts {
-            _ if router.topk_groups < router.groups => None,
-            0..=128 => Some("route_4"),
-            129..=256 => Some("route_8"),
-            257..=512 => Some("route_16"),
-            _ => None,
-        };
-        if let Some(kernel) = by_warp {
+        if router.topk_groups >= router.groups && experts <= RANKED_EXPERTS && u64::from(topk) <= experts {
             // Groups have no part in it.
             let args = args.into_iter().enumerate().filter(|(i, _)| !(7..10).contains(i)).map(|(_, a)| a).collect();
-            return self.grid("route.cu", kernel, [rows, 1, 1], 32, 0, args);
+            let block = u32::try_from(experts.next_multiple_of(32)).unwrap_or(BLOCK);
+            let shared = 4 * (experts.next_multiple_of(4) + u64::from(topk));
+            return self.grid("route.cu", "route_ranked", [rows, 1, 1], block, shared, args);
         }
         self.rows("route.cu", "route", rows, 1, 4 * (2 * experts + u64::from(router.groups)), args)
     }

@@ -234,7 +234,9 @@ fn copy_columns(
     width: u64,
 ) -> Result<Part, GpuError> {
     let int = |v: u64| u32::try_from(v).map(u64::from).map_err(|e| GpuError::new("copy_columns", e.to_string()));
-    let grid = (u32::try_from(rows).map_err(|e| GpuError::new("copy_columns", e.to_string()))?, 1, 1);
+    // Eight columns a thread, and no more blocks than fill a GPU a few times.
+    let parts = width.div_ceil(8 * 256).clamp(1, 64) as u32;
+    let grid = (u32::try_from(rows).map_err(|e| GpuError::new("copy_columns", e.to_string()))?, parts, 1);
     let args = vec![Arg::Input(0), Arg::Output(0)];
     let launch = Launch { source: "exchange.cu", kernel: "copy_columns", grid, block: 256, shared_bytes: 0, args };
     Ok(Part::Kernel(launch, vec![from, to, int(from_width)?, int(to_width)?, int(from_column)?, int(to_column)?, int(width)?]))

@@ -395,12 +395,16 @@ impl<G: Gpu> Rank<G> {
     }
 
     pub(super) fn command(&mut self, loaded: &Loaded, command: &Command) -> Result<(), GpuError> {
+        self.command_on(loaded, command, command.stream.0)
+    }
+
+    /// Carries out a command on a stream, which need not be its own.
+    pub(super) fn command_on(&mut self, loaded: &Loaded, command: &Command, stream: u32) -> Result<(), GpuError> {
         let graph = &loaded.program.graph;
         let node = &graph.nodes[command.id.node];
-        let stream = command.stream.0;
         let inputs: Vec<Address> = command.reads.iter().map(|b| loaded.addresses[*b]).collect();
         let outputs: Vec<Address> = command.writes.iter().map(|b| loaded.addresses[*b]).collect();
-        let places = Places { inputs: &inputs, outputs: &outputs, scratch: loaded.scratch[stream as usize] };
+        let places = Places { inputs: &inputs, outputs: &outputs, scratch: loaded.scratch[command.stream.0 as usize] };
         match command.action {
             Action::Compute if matches!(node.op, moetwin_models::Op::Slice { .. }) => {
                 let (list, _) = parts(graph, node, self.rank, &[], &places)?;
