@@ -11,6 +11,7 @@ pub mod import;
 pub mod load;
 pub mod machine;
 pub mod network;
+pub mod profile;
 pub mod speculation;
 pub mod time;
 pub mod timeline;

@@ -3,6 +3,8 @@
 pub(crate) mod calibrate;
 mod check;
 pub(crate) mod collective;
+mod compare;
+pub(crate) mod compare_profile;
 mod completions;
 mod doctor;
 mod graph;
@@ -28,6 +30,8 @@ pub(crate) enum Command {
     Graph(Box<graph::GraphArgs>),
     /// Execute the program with real values
     Run(Box<run::RunArgs>),
+    /// Predicted beside measured: which part of a step is slow
+    Compare(Box<compare::CompareArgs>),
     /// Fit a machine's figures to logs of nccl-tests, and say how well they fit
     Calibrate(Box<calibrate::CalibrateArgs>),
     /// What a collective takes on a machine, size by size, and why
@@ -51,6 +55,7 @@ impl Command {
             Command::Check(args) => check::run(&args),
             Command::Graph(args) => graph::run(&args),
             Command::Run(args) => run::run(&args),
+            Command::Compare(args) => compare::run(&args),
             Command::Calibrate(args) => calibrate::run(&args),
             Command::Collective(args) => collective::run(&args),
             Command::Model(args) => model::run(&args),

@@ -1,5 +1,6 @@
 //! `moetwin sim`.
 
+use super::compare_profile;
 use crate::args::DeploymentArgs;
 use crate::error::{Failure, Outcome};
 use crate::output::{self, NewFile};
@@ -7,6 +8,7 @@ use crate::prediction::Prediction;
 use crate::report::{html, sim_json, sim_text};
 use crate::scenario::Scenario;
 use clap::Args;
+use moetwin::sim::profile::planned;
 use moetwin::sim::trace::chrome_trace;
 use std::path::PathBuf;
 
@@ -38,12 +40,23 @@ Write a page for people: one HTML file that needs no network, with the verdict, 
 would buy (each simulated again) and where every number comes from"
     )]
     report: Option<PathBuf>,
+    /// A profile of the real step, shown beside the predicted one in the report
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "report",
+        long_help = "\
+A profile of the real step, shown beside the predicted one in the report: what torch's profiler or nsys recorded of an engine, as `moetwin \
+compare --trace` takes it"
+    )]
+    measured: Option<PathBuf>,
 }
 
 /// Predicts and prints.
 pub(crate) fn run(args: &SimArgs) -> Result<Outcome, Failure> {
     let trace_file = args.trace.as_deref().map(|path| NewFile::plan("--trace", path)).transpose()?;
     let report_file = args.report.as_deref().map(|path| NewFile::plan("--report", path)).transpose()?;
+    let profile = args.measured.as_deref().map(|path| compare_profile::read("--measured", path)).transpose()?;
     let prediction = Prediction::of(Scenario::new(&args.deployment)?)?;
     if let Some(file) = trace_file {
         match &prediction.served {
@@ -53,7 +66,14 @@ pub(crate) fn run(args: &SimArgs) -> Result<Outcome, Failure> {
     }
     if let Some(file) = report_file {
         let command = html::reproducing(std::env::args_os().skip(1));
-        file.commit(html::html(&prediction, &command)?.as_bytes())?;
+        let measured = match (args.measured.as_deref(), profile, &prediction.served) {
+            (Some(path), Some(profile), Some(served)) => {
+                let planned = planned(&served.program, &served.trace);
+                Some(compare_profile::beside("--measured", path, profile, None, &prediction.scenario, &planned)?)
+            }
+            _ => None,
+        };
+        file.commit(html::html(&prediction, &command, measured.as_ref())?.as_bytes())?;
     }
     if args.deployment.json {
         output::answer_json(&sim_json::json(&prediction)?)?;

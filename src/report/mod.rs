@@ -8,6 +8,7 @@ pub(crate) mod collective_json;
 pub(crate) mod collective_text;
 pub(crate) mod html;
 pub(crate) mod kernels;
+pub(crate) mod profile;
 pub(crate) mod sim_json;
 pub(crate) mod sim_text;
 
