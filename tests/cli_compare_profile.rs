@@ -130,3 +130,16 @@ fn a_report_shows_both_sides() {
     line(&format!("sim {FLAGS} --measured {}", file.display())).refused(&["--report"]);
     line(&format!("sim --report {} --measured README.md", page.display())).refused(&["--measured", "header of nsys"]);
 }
+
+#[test]
+fn the_example_of_the_help_runs() {
+    let help = line("compare --help").out;
+    let example = help.lines().map(str::trim).find(|l| l.contains("vllm.json.gz")).expect("an example");
+    let found = line(&format!("{} --json", example.trim_start_matches("moetwin "))).json();
+    assert_eq!((found["measured"]["devices"].as_u64(), found["measured"]["steps"].as_u64()), (Some(2), Some(6)));
+    // The file was written with 180 us between its steps.
+    let step = &found["step"];
+    let idle = step["measured_ms"].as_f64().unwrap() - step["measured_busy_ms"].as_f64().unwrap();
+    assert!((0.18..0.8).contains(&idle), "{step}");
+    assert!(found["rows"].as_array().unwrap().iter().all(|r| r["class"] != "other"), "{found}");
+}

@@ -3,7 +3,7 @@
 pub(crate) mod calibrate;
 mod check;
 pub(crate) mod collective;
-mod compare;
+pub(crate) mod compare;
 pub(crate) mod compare_profile;
 mod completions;
 mod doctor;
@@ -12,6 +12,7 @@ mod machine;
 mod model;
 mod run;
 mod sim;
+mod slice;
 mod sweep;
 
 use crate::error::{Failure, Outcome};
@@ -30,9 +31,9 @@ pub(crate) enum Command {
     Graph(Box<graph::GraphArgs>),
     /// Execute the program with real values
     Run(Box<run::RunArgs>),
-    /// Predicted beside measured: which part of a step is slow
+    /// Put what was measured of a step beside what is predicted of it
     Compare(Box<compare::CompareArgs>),
-    /// Fit a machine's figures to logs of nccl-tests, and say how well they fit
+    /// Measure a machine's figures on its GPUs, or fit them to logs of nccl-tests
     Calibrate(Box<calibrate::CalibrateArgs>),
     /// What a collective takes on a machine, size by size, and why
     Collective(Box<collective::CollectiveArgs>),

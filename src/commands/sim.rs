@@ -1,14 +1,14 @@
 //! `moetwin sim`.
 
-use super::compare_profile;
+use super::compare_profile::Measured;
 use crate::args::DeploymentArgs;
-use crate::error::{Failure, Outcome};
+use crate::error::{Failure, InputError, Outcome};
 use crate::output::{self, NewFile};
 use crate::prediction::Prediction;
 use crate::report::{html, sim_json, sim_text};
+use crate::requests::{self, RequestArgs};
 use crate::scenario::Scenario;
 use clap::Args;
-use moetwin::sim::profile::planned;
 use moetwin::sim::trace::chrome_trace;
 use std::path::PathBuf;
 
@@ -22,12 +22,16 @@ Examples:
   moetwin sim --graphs off --p2p off --json
   moetwin sim --phase verify:3 --trace trace.json
   moetwin sim --report report.html
+  moetwin sim --requests closed:1,8,64
+  moetwin sim --requests open:0.5 --prompt-tokens 512-4096 --output-tokens 64-512
 
 Without arguments: Kimi-K2.5 with INT4 experts on 8x RTX PRO 6000 (Server) over PCIe, TP8, one stream at 1024 tokens of context.
 Exit code 1 means the answer is no: it would not start, or what was asked for does not fit.")]
 pub(crate) struct SimArgs {
     #[command(flatten)]
     deployment: DeploymentArgs,
+    #[command(flatten)]
+    requests: RequestArgs,
     /// Write a Chrome trace-event file, which ui.perfetto.dev opens
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -40,23 +44,30 @@ Write a page for people: one HTML file that needs no network, with the verdict, 
 would buy (each simulated again) and where every number comes from"
     )]
     report: Option<PathBuf>,
-    /// A profile of the real step, shown beside the predicted one in the report
+    /// The real step, shown beside the predicted one in the report
     #[arg(
         long,
         value_name = "FILE",
         requires = "report",
         long_help = "\
-A profile of the real step, shown beside the predicted one in the report: what torch's profiler or nsys recorded of an engine, as `moetwin \
-compare --trace` takes it"
+The real step, shown beside the predicted one in the report: a trace of `moetwin run --backend cuda --trace`, or what torch's profiler or nsys \
+recorded of another engine, as `moetwin compare --trace` takes it"
     )]
     measured: Option<PathBuf>,
 }
 
 /// Predicts and prints.
 pub(crate) fn run(args: &SimArgs) -> Result<Outcome, Failure> {
+    if let Some(source) = &args.requests.requests {
+        let of_a_step = args.trace.as_ref().map(|_| "--trace").or(args.report.as_ref().map(|_| "--report"));
+        if let Some(flag) = of_a_step {
+            return Err(InputError::new(flag, "shows one step, and --requests serves many").into());
+        }
+        return requests::run(&args.deployment, &args.requests, source);
+    }
     let trace_file = args.trace.as_deref().map(|path| NewFile::plan("--trace", path)).transpose()?;
     let report_file = args.report.as_deref().map(|path| NewFile::plan("--report", path)).transpose()?;
-    let profile = args.measured.as_deref().map(|path| compare_profile::read("--measured", path)).transpose()?;
+    let measured = args.measured.as_deref().map(|path| Measured::read("--measured", path).map(|m| (path, m))).transpose()?;
     let prediction = Prediction::of(Scenario::new(&args.deployment)?)?;
     if let Some(file) = trace_file {
         match &prediction.served {
@@ -66,11 +77,8 @@ pub(crate) fn run(args: &SimArgs) -> Result<Outcome, Failure> {
     }
     if let Some(file) = report_file {
         let command = html::reproducing(std::env::args_os().skip(1));
-        let measured = match (args.measured.as_deref(), profile, &prediction.served) {
-            (Some(path), Some(profile), Some(served)) => {
-                let planned = planned(&served.program, &served.trace);
-                Some(compare_profile::beside("--measured", path, profile, None, &prediction.scenario, &planned)?)
-            }
+        let measured = match (&measured, &prediction.served) {
+            (Some((path, measured)), Some(served)) => Some(measured.beside("--measured", path, &prediction.scenario, served)?),
             _ => None,
         };
         file.commit(html::html(&prediction, &command, measured.as_ref())?.as_bytes())?;

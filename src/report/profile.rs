@@ -8,12 +8,12 @@ use std::fmt::Write as _;
 
 /// What was found, and of what.
 pub(crate) struct ProfileAnswer {
-    /// The profile's file name.
+    /// The file's name.
     pub(crate) file: String,
-    /// The profile.
-    pub(crate) profile: Profile,
-    /// Its step.
-    pub(crate) step: StepProfile,
+    /// What it holds, in a sentence.
+    pub(crate) said: String,
+    /// The same for a program.
+    pub(crate) measured: Value,
     /// Both sides.
     pub(crate) beside: Beside,
     /// What was predicted, in words: model, machine, split, step.
@@ -22,30 +22,34 @@ pub(crate) struct ProfileAnswer {
     pub(crate) warnings: Vec<String>,
 }
 
-impl ProfileAnswer {
-    /// What the profile holds, in a sentence.
-    pub(crate) fn measured(&self) -> String {
-        let s = &self.step;
-        let gpus = if self.profile.gpus.is_empty() { String::new() } else { format!(" ({})", self.profile.gpus.join(", ")) };
-        let plural = |n: usize, word: &str| if n == 1 { format!("one {word}") } else { format!("{} {word}s", count(n as u64)) };
-        let mut text = format!(
-            "{}: {} of {} kernels on {}{gpus}",
-            self.profile.source.name(),
-            plural(s.steps, "step"),
-            count(s.kernels.round() as u64),
-            plural(s.devices, "GPU")
-        );
-        if s.steps_left_out > 0 {
-            let _ = write!(text, "; {} of other lengths left out", plural(s.steps_left_out, "step"));
-        }
-        text
+/// What a profile holds, in a sentence.
+pub(crate) fn said(profile: &Profile, s: &StepProfile) -> String {
+    let gpus = if profile.gpus.is_empty() { String::new() } else { format!(" ({})", profile.gpus.join(", ")) };
+    let plural = |n: usize, word: &str| if n == 1 { format!("one {word}") } else { format!("{} {word}s", count(n as u64)) };
+    let mut text = format!(
+        "{}: {} of {} kernels on {}{gpus}",
+        profile.source.name(),
+        plural(s.steps, "step"),
+        count(s.kernels.round() as u64),
+        plural(s.devices, "GPU")
+    );
+    if s.steps_left_out > 0 {
+        let _ = write!(text, "; {} of other lengths left out", plural(s.steps_left_out, "step"));
     }
+    text
+}
+
+/// The same for a program.
+pub(crate) fn held(profile: &Profile, s: &StepProfile) -> Value {
+    json!({
+        "source": profile.source.name(), "gpus": profile.gpus, "devices": s.devices, "steps": s.steps, "steps_left_out": s.steps_left_out,
+        "kernels": s.kernels,
+    })
 }
 
 /// For a person.
 pub(crate) fn text(a: &ProfileAnswer) -> String {
-    let mut out =
-        format!("Measured   {}\n           {}\nPredicted  {}\n\n", wrap(&a.file, 11), wrap(&a.measured(), 11), wrap(&a.predicted, 11));
+    let mut out = format!("Measured   {}\n           {}\nPredicted  {}\n\n", wrap(&a.file, 11), wrap(&a.said, 11), wrap(&a.predicted, 11));
     let step = &a.beside.step;
     let mut table = Table::new(["ms", "measured", "predicted", "difference"], &[]);
     let mut line = |name: &str, measured: Option<f64>, predicted: f64| {
@@ -93,10 +97,8 @@ pub(crate) fn text(a: &ProfileAnswer) -> String {
 pub(crate) fn json(a: &ProfileAnswer) -> Value {
     json!({
         "schema": 1,
-        "measured": {
-            "file": a.file, "source": a.profile.source.name(), "gpus": a.profile.gpus, "devices": a.step.devices, "steps": a.step.steps,
-            "steps_left_out": a.step.steps_left_out, "kernels": a.step.kernels,
-        },
+        "file": a.file,
+        "measured": a.measured,
         "predicted": a.predicted,
         "step": a.beside.step,
         "rows": a.beside.rows,

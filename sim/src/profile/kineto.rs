@@ -199,7 +199,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Profile, ProfileError> {
     })?;
     let Some(events) = top.events else { return Err(ProfileError::Unknown("JSON without \"traceEvents\"")) };
     if top.other["origin"].is_string() {
-        return Err(ProfileError::Unknown("a trace of moetwin itself, which --measured takes"));
+        return Err(ProfileError::Ours);
     }
     if let Some(index) = events.broken {
         return Err(wrong(format!("traceEvents[{index}]"), "an event of a GPU without name, ts and dur (numbers, microseconds)"));

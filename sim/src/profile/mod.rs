@@ -118,6 +118,9 @@ pub enum ProfileError {
     /// It is of no known format.
     #[error("{0}; accepted: {ACCEPTED}")]
     Unknown(&'static str),
+    /// It is a trace of moetwin, which is joined command by command instead.
+    #[error("it is a trace of moetwin itself, not of another engine; accepted: {ACCEPTED}")]
+    Ours,
     /// It ends too early.
     #[error("it ends too early: {0}; was it copied whole, and had the profiler finished writing?")]
     Truncated(String),

@@ -9,7 +9,8 @@ use moetwin::sim::profile::shortened;
 pub(super) fn section(a: &ProfileAnswer) -> String {
     use Column::{Bar, Number, Words};
     let step = &a.beside.step;
-    let mut table = Table::new("The step, milliseconds", &[("", Words), ("measured", Number), ("predicted", Number), ("difference", Number)]);
+    let mut table =
+        Table::new("The step, milliseconds", &[("", Words), ("measured", Number), ("predicted", Number), ("difference", Number)]);
     let idle = |whole: f64, busy: f64| (whole - busy).max(0.0);
     let measured_idle = step.measured_ms.zip(step.measured_busy_ms).map(|(whole, busy)| idle(whole, busy));
     for (name, measured, predicted) in [
@@ -47,7 +48,7 @@ pub(super) fn section(a: &ProfileAnswer) -> String {
     let warnings = if a.warnings.is_empty() { String::new() } else { list(&a.warnings) };
     format!(
         "<p>{}. In each row the upper bar is measured, the lower one predicted. A profiler counts waiting for other ranks as part of an exchange.</p>\n{warnings}{}{}{}",
-        esc(&a.measured()),
+        esc(&a.said),
         table.html(),
         list(&a.beside.findings),
         classes.html()
