@@ -141,5 +141,13 @@ fn the_example_of_the_help_runs() {
     let step = &found["step"];
     let idle = step["measured_ms"].as_f64().unwrap() - step["measured_busy_ms"].as_f64().unwrap();
     assert!((0.18..0.8).contains(&idle), "{step}");
-    assert!(found["rows"].as_array().unwrap().iter().all(|r| r["class"] != "other"), "{found}");
+    let rows = found["rows"].as_array().unwrap();
+    assert!(rows.iter().all(|r| r["class"] != "other"), "{found}");
+    // Every kernel of it has its class: 32 layers of two products of attention each, and one head with its choice.
+    let calls = |class: &str| rows.iter().find(|r| r["class"] == class).map(|r| r["measured_calls"].as_f64().unwrap());
+    assert_eq!(
+        [calls("attention_projection"), calls("head"), calls("router"), calls("experts")],
+        [64.0, 2.0, 96.0, 128.0].map(Some),
+        "{found}"
+    );
 }

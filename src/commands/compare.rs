@@ -59,9 +59,9 @@ The measured trace is one of `moetwin run --backend cuda --trace FILE`. It says 
 else on the built-in machine that has such GPUs, with the experts that its tokens chose. --predicted takes a trace of `moetwin sim --trace`
 instead. Commands are joined by their ids. Of one rank alone (run --only-rank) the step of the whole deployment is added that follows from it.
 
---trace takes a profile of an engine of yours: what torch's profiler wrote (.json, .json.gz), `nsys export --type sqlite`, or the CSV of `nsys stats
---report cuda_gpu_trace`. Its kernels are grouped into classes of work by their names and by what runs around them, and the step that repeats is put
-beside the step that the deployment flags describe: model, machine, split, batch and context as your engine had them.")]
+A profile of another engine (--trace) is what torch's profiler wrote (.json, .json.gz), `nsys export --type sqlite`, or the CSV of `nsys stats --report
+cuda_gpu_trace --format csv`. Its kernels are grouped into classes of work by their names and by what runs around them, and the step that repeats is
+put beside the step that the deployment flags describe: model, machine, split, batch and context as your engine had them.")]
 pub(crate) struct CompareArgs {
     /// A trace of what `moetwin run` measured
     #[arg(long, value_name = "FILE", required_unless_present = "trace", conflicts_with_all = SAID_BY_THE_TRACE)]

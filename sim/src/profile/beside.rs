@@ -152,8 +152,10 @@ fn findings(step: &BesideStep, rows: &[BesideRow], slow: &[&BesideRow]) -> Vec<S
 /// A kernel's name without its arguments, and of a bearable length.
 pub fn shortened(name: &str) -> String {
     const MOST: usize = 60;
-    let name = name.strip_prefix("void ").unwrap_or(name);
-    let end = name.find(['<', '(']).filter(|at| *at > 0).unwrap_or(name.len());
+    let name = name.strip_prefix("void ").unwrap_or(name).replace("(anonymous namespace)::", "");
+    // CUTLASS has one kernel for everything: its first argument says which.
+    let from = name.strip_prefix("cutlass::device_kernel<").map_or(0, |rest| name.len() - rest.len());
+    let end = name[from..].find(['<', '(']).map(|at| from + at).filter(|at| *at > 0).unwrap_or(name.len());
     let short: String = name[..end].chars().take(MOST).collect();
     if short.len() < end { format!("{short}...") } else { short }
 }
@@ -212,6 +214,9 @@ mod tests {
     #[test]
     fn names_are_shortened() {
         assert_eq!(shortened("void vllm::rms_norm_kernel<c10::BFloat16>(c10::BFloat16*)"), "vllm::rms_norm_kernel");
+        assert_eq!(shortened("void at::native::(anonymous namespace)::indexSelect<float, 2>(int)"), "at::native::indexSelect");
+        let flash = "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<1> > >(x)";
+        assert_eq!(shortened(flash), "cutlass::device_kernel<flash::enable_sm90_or_later");
         assert_eq!(shortened("nvjet_tst_64x8_TNT"), "nvjet_tst_64x8_TNT");
         assert_eq!(shortened(&"x".repeat(100)), format!("{}...", "x".repeat(60)));
     }

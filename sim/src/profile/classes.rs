@@ -301,7 +301,8 @@ fn landmark(tag: Tag) -> Option<Landmark> {
         Tag::Is(AttentionCore) => Landmark::Attention,
         Tag::Is(Router) => Landmark::Routing,
         Tag::Is(Experts) => Landmark::Experts,
-        Tag::Is(AllReduce | GatherScatter | AllToAll | SendRecv) => Landmark::Exchange,
+        // A gather stands anywhere: between logits and their choice, around split attention.
+        Tag::Is(AllReduce | AllToAll | SendRecv) => Landmark::Exchange,
         Tag::Activation => Landmark::Activation,
         Tag::Sampling => Landmark::Sampling,
         Tag::Norm => Landmark::Norm,
@@ -485,8 +486,8 @@ mod tests {
                 tags.extend(t);
                 expected.extend(e);
             }
-            tags.extend([Tag::Norm, Tag::Product, Tag::Sampling]);
-            expected.extend([OpClass::Elementwise, Head, Head]);
+            tags.extend([Tag::Norm, Tag::Product, Tag::Is(GatherScatter), Tag::Sampling]);
+            expected.extend([OpClass::Elementwise, Head, GatherScatter, Head]);
             let flagged: Vec<(Tag, bool)> = tags.iter().copied().zip(in_expert_layers(&tags)).collect();
             let found: Vec<&str> = around(&flagged).into_iter().map(Group::name).collect();
             let expected: Vec<&str> = expected.into_iter().map(OpClass::name).collect();
