@@ -59,15 +59,15 @@ The measured trace is one of `moetwin run --backend cuda --trace FILE`. It says 
 else on the built-in machine that has such GPUs, with the experts that its tokens chose. --predicted takes a trace of `moetwin sim --trace`
 instead. Commands are joined by their ids. Of one rank alone (run --only-rank) the step of the whole deployment is added that follows from it.
 
-A profile of another engine (--trace) is what torch's profiler wrote (.json, .json.gz), `nsys export --type sqlite`, or the CSV of `nsys stats --report
-cuda_gpu_trace --format csv`. Its kernels are grouped into classes of work by their names and by what runs around them, and the step that repeats is
+A profile of another engine (--trace) is what torch's profiler wrote (.json, .json.gz), a SQLite export of nsys, or the CSV of its report
+cuda_gpu_trace. Its kernels are grouped into classes of work by their names and by what runs around them, and the step that repeats is
 put beside the step that the deployment flags describe: model, machine, split, batch and context as your engine had them.")]
 pub(crate) struct CompareArgs {
     /// A trace of what `moetwin run` measured
     #[arg(long, value_name = "FILE", required_unless_present = "trace", conflicts_with_all = SAID_BY_THE_TRACE)]
     measured: Option<PathBuf>,
     /// A profile of another engine: torch's profiler, nsys
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["measured", "predicted"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["measured", "predicted", "rows"])]
     trace: Option<PathBuf>,
     /// Forward passes that the whole profile holds, where no repetition shows it
     #[arg(long, value_name = "N", requires = "trace", value_parser = clap::value_parser!(u32).range(1..))]
