@@ -4,7 +4,7 @@
 //! 8 KiB to 128 MiB. `--fit` fits each machine to its tables and says which figures moved, `--left-out` predicts each table by a fit to
 //! its machine's others.
 
-use moetwin_sim::calibrate::{Residual, Table, fit, leave_one_out, residuals, table_errors};
+use moetwin_sim::calibrate::{Residual, Table, fit, predicted_by_others, residuals, table_errors};
 use moetwin_sim::import::nccl_tests::read;
 use moetwin_sim::machine::{Machine, find, names};
 use serde_json::Value;
@@ -40,7 +40,11 @@ fn main() -> Result<(), Failure> {
         }
         let mut machine = find(name).ok_or("a built-in without a constructor")?;
         if has("--left-out") {
-            for (table, error) in tables.iter().zip(leave_one_out(&machine, &tables)?) {
+            for (table, rows) in tables.iter().zip(predicted_by_others(&machine, &tables)?) {
+                let error = rows.iter().map(|row| row.error().abs()).sum::<f64>() / rows.len().max(1) as f64;
+                if has("--verbose") {
+                    verbose(&mut out, &rows.iter().collect::<Vec<_>>())?;
+                }
                 writeln!(out, "{:5.1}% left out {name} {}", error * 100.0, table.name)?;
                 every.push(error);
             }

@@ -2,7 +2,7 @@
 
 use super::generic::generic;
 use super::knobs::{Knob, knobs, scale};
-use super::{CalibrateError, Fit, Table, residuals, table_errors};
+use super::{CalibrateError, Fit, Residual, Table, residuals, table_errors};
 use crate::machine::{Machine, Origin};
 
 /// Most mean error over the tables that a fit may have.
@@ -102,12 +102,12 @@ fn defend(machine: &Machine, tables: &[Table]) -> Result<(), CalibrateError> {
     }
 }
 
-/// For each table: the mean error of a fit to all the others, which begins at figures that no table of this machine has touched. Tells
-/// how far the fit reaches beyond what it has seen.
+/// For each table: its rows as predicted by a fit to all the others, which begins at figures that no table of this machine has touched.
+/// Tells how far the fit reaches beyond what it has seen.
 ///
 /// # Errors
 /// As [`fit`], but for a fit that cannot be defended: how bad it is, is what is asked. Needs at least two tables.
-pub fn leave_one_out(machine: &Machine, tables: &[Table]) -> Result<Vec<f64>, CalibrateError> {
+pub fn predicted_by_others(machine: &Machine, tables: &[Table]) -> Result<Vec<Vec<Residual>>, CalibrateError> {
     if tables.len() < 2 {
         return Err(CalibrateError::OneTable);
     }
@@ -117,7 +117,15 @@ pub fn leave_one_out(machine: &Machine, tables: &[Table]) -> Result<Vec<f64>, Ca
         let mut others = tables.to_vec();
         let left_out = [others.remove(index)];
         let (fitted, _) = search(&start, &others)?;
-        out.extend(table_errors(&residuals(&fitted, &left_out)?, 1));
+        out.push(residuals(&fitted, &left_out)?);
     }
     Ok(out)
+}
+
+/// The mean errors of [`predicted_by_others`].
+///
+/// # Errors
+/// As there.
+pub fn leave_one_out(machine: &Machine, tables: &[Table]) -> Result<Vec<f64>, CalibrateError> {
+    Ok(predicted_by_others(machine, tables)?.iter().flat_map(|rows| table_errors(rows, 1)).collect())
 }

@@ -4,7 +4,7 @@ mod fit;
 mod generic;
 mod knobs;
 
-pub use fit::{DEFENSIBLE_MEAN, DEFENSIBLE_TABLE, fit, leave_one_out};
+pub use fit::{DEFENSIBLE_MEAN, DEFENSIBLE_TABLE, fit, leave_one_out, predicted_by_others};
 pub use generic::generic;
 
 use crate::collective::{Algorithm, CollectiveError, CollectiveOp, CollectiveRequest, Collectives, GraphMode, Launch, Library, Protocol};

@@ -115,6 +115,12 @@ impl<'a> Facts<'a> {
         let p2p_level = match (self.options.p2p_level, &self.merged.p2p_level) {
             (Some(level), _) => Figure::assumed(level, "asked for"),
             (None, Some(told)) => Figure::measured(told.value, format!("NCCL_P2P_LEVEL in a log ({})", told.place)),
+            (None, None) if peer_access.value && models[model_of[0]].name.starts_with("GeForce") && nvlinks == Nvlinks::None => {
+                self.assume(
+                    "NCCL_P2P_LEVEL is SYS: a driver patched for peer access is of no use to NCCL without (--p2p-level replaces it)",
+                );
+                Figure::assumed(PathClass::Sys, "who patches the driver sets NCCL_P2P_LEVEL=SYS")
+            }
             (None, None) => Figure::spec(PathClass::Pxb, "NCCL graph/paths.cc: peer access up to PXB unless NCCL_P2P_LEVEL says otherwise"),
         };
         let between = wires::between(cpu.value);
