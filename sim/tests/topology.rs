@@ -182,6 +182,9 @@ fn copies_measure_ports_sockets_and_peer_access() {
     assert!((25.0..25.4).contains(&rate(0, 1)), "{}", rate(0, 1));
     assert!((20.5..21.2).contains(&rate(0, 4)), "{}", rate(0, 4));
     assumes(&machine, &["groups"]);
+    // A GeForce that copies to its peers has a patched driver, which is of no use to NCCL at its own level.
+    assert_eq!(machine.collectives.nccl.p2p_level.value, PathClass::Sys);
+    assumes(&machine, &["NCCL_P2P_LEVEL is SYS"]);
     // Latency through the host says that peer access is off.
     let off = "P2P=Enabled Latency Matrix (us)\nGPU 0 1\n0 1.5 14.2\n1 13.9 1.5\n";
     let machine = import(&[source("p2p", off)], &Options::default()).unwrap_or_else(|e| panic!("{e}")).machine;
@@ -280,5 +283,10 @@ fn imported_machines_are_files_and_lend_from_their_kin() {
     // The box that a built-in describes lends itself.
     let esc = made(&["esc8000a-lspci.txt", "esc8000a-topo.txt"]);
     assumes(&esc, &["8x-rtx-pro-6000-esc8000a"]);
+    // The GPU's generation counts for more than whether its NVLinks meet in a switch.
+    let mesh = made(&["a100-nps4-topo.txt"]);
+    assumes(&mesh, &["8x-a100-sxm"]);
+    // How the other machine's logs were taken is not lent.
+    assert_eq!((mesh.launch.loop_nccl.value, mesh.launch.graph_nccl.value), Default::default());
     assert!(find("8x-rtx-pro-6000-esc8000a").is_some());
 }
