@@ -1,4 +1,4 @@
-//! Predicted beside measured: `cargo run --release --example validate -- [--rows] [--engine] [--prefills] [--filter TEXT] [FILE.csv...]`.
+//! Predicted beside measured: `cargo run --release --example validate -- [--rows] [--engine] [--served] [--filter TEXT] [FILE.csv...]`.
 //!
 //! Reads measured decode speeds (without files, those of `tests/data`), turns each row into the flags of `moetwin sim`, and runs the
 //! `moetwin` beside this program as anybody would. Prints the mean error of every group, and beside it that of a plain curve fitted to
@@ -6,8 +6,7 @@
 //! these rows is in the simulator. `--rows` prints every row, `--engine` names the engine of a row to the simulator where it has it.
 //!
 //! What `sim` predicts is a step without prompts. Where the measurement was of requests that come and go, each token also waits for the
-//! prompts of the others: in the time of one request's output, every other stream starts one. `--prefills` adds that share of a predicted
-//! prefill to rows that state lengths.
+//! prompts of the others: `--served` asks for so many users with such prompts and answers (`--requests closed:N`) where a row states them.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -27,8 +26,8 @@ struct Case {
     flags: Vec<String>,
     sequences: f64,
     context: f64,
-    /// Tokens of prompt, and prompts that a token waits for.
-    prompts: Option<(u32, f64)>,
+    /// Flags that ask for it with its prompts, where the row states lengths.
+    served: Option<Vec<String>>,
     measured_ms: f64,
 }
 
@@ -37,7 +36,7 @@ struct Case {
 struct Options {
     rows: bool,
     engine: bool,
-    prefills: bool,
+    served: bool,
     filter: Option<String>,
     files: Vec<PathBuf>,
 }
@@ -61,13 +60,12 @@ fn main() -> Result<(), Failure> {
     cases.iter().for_each(|c| groups.entry(&c.group).or_default().push(c));
     let mut out = std::io::stdout().lock();
     writeln!(out, "{:58} {:>4} {:>8} {:>8} {:>8}", "group", "rows", "error", "bias", "curve")?;
-    let mut prefills = BTreeMap::new();
     let (mut all, mut all_curve, mut without) = (Vec::new(), Vec::new(), 0);
     for (group, cases) in groups {
         let mut errors = Vec::new();
         let mut answered = Vec::new();
         for case in cases {
-            match time_of(case, options.prefills, &mut prefills)? {
+            match time_of(case, options.served)? {
                 Some(ms) => {
                     let error = ms / case.measured_ms - 1.0;
                     if options.rows {
@@ -116,10 +114,10 @@ fn options() -> Result<Options, Failure> {
         match word.as_str() {
             "--rows" => options.rows = true,
             "--engine" => options.engine = true,
-            "--prefills" => options.prefills = true,
+            "--served" => options.served = true,
             "--filter" => options.filter = Some(words.next().ok_or("--filter takes a part of a group's name")?),
             other if other.starts_with("--") => {
-                return Err(format!("{other}: accepted are --rows, --engine, --prefills, --filter TEXT and files").into());
+                return Err(format!("{other}: accepted are --rows, --engine, --served, --filter TEXT and files").into());
             }
             file => options.files.push(PathBuf::from(file)),
         }
@@ -140,35 +138,26 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// Milliseconds of a token: the step, and the prompts it waits for if those are asked for. Prefills that are known are in `known`.
-fn time_of(case: &Case, prefills: bool, known: &mut BTreeMap<Vec<String>, f64>) -> Result<Option<f64>, Failure> {
-    let step = predict(&case.flags)?;
-    let (Some(step), Some((prompt, share)), true) = (step, case.prompts, prefills) else { return Ok(step) };
-    let mut flags = case.flags.clone();
-    for (flag, value) in [("--batch", "1".to_owned()), ("--context", prompt.to_string())] {
-        if let Some(at) = flags.iter().position(|f| f == flag) {
-            flags[at + 1] = value;
-        }
-    }
-    flags.extend(words(&["--phase", "prefill"]));
-    if !known.contains_key(&flags) {
-        // A prefill's rate is in tokens: `predict` takes its one sequence for one.
-        let Some(ms) = predict(&flags)? else { return Ok(Some(step)) };
-        known.insert(flags.clone(), ms * f64::from(prompt));
-    }
-    Ok(Some(step + share * known[&flags]))
+/// Milliseconds of a token: the step, or what users see between tokens if that is asked for.
+fn time_of(case: &Case, served: bool) -> Result<Option<f64>, Failure> {
+    let Some(flags) = case.served.as_ref().filter(|_| served) else { return predict(&case.flags) };
+    Ok(ask(flags)?.and_then(|answer| answer["loads"][0]["tpot_ms"]["mean"].as_f64()))
 }
 
 /// Milliseconds of a step as `moetwin sim` says; where not all sequences fit, the time in which as many tokens leave. `None` where it has
 /// no answer.
 fn predict(flags: &[String]) -> Result<Option<f64>, Failure> {
+    let batch = flags.iter().position(|f| f == "--batch").and_then(|i| flags.get(i + 1)?.parse::<f64>().ok()).unwrap_or(1.0);
+    Ok(ask(flags)?.and_then(|answer| Some(batch * 1e3 / answer["tokens_per_s"].as_f64()?)))
+}
+
+/// What `moetwin sim` answers; `None` where the question cannot be.
+fn ask(flags: &[String]) -> Result<Option<Value>, Failure> {
     let beside = std::env::current_exe()?;
     let program = beside.parent().and_then(Path::parent).ok_or("not in a build folder")?.join("moetwin");
     let run = Command::new(&program).arg("sim").arg("--json").args(flags).output();
     let run = run.map_err(|e| format!("{}: {e}; build it first: cargo build --release", program.display()))?;
-    let Ok(answer) = serde_json::from_slice::<Value>(&run.stdout) else { return Ok(None) };
-    let batch = flags.iter().position(|f| f == "--batch").and_then(|i| flags.get(i + 1)?.parse::<f64>().ok()).unwrap_or(1.0);
-    Ok(answer["tokens_per_s"].as_f64().map(|rate| batch * 1e3 / rate))
+    Ok(serde_json::from_slice(&run.stdout).ok())
 }
 
 /// Rows of RTX PRO 6000 boxes: Kimi without speculation, up to 64 sequences.
@@ -212,7 +201,7 @@ fn pcie(row: &Record, name_engine: bool) -> Option<Case> {
         flags,
         sequences: f64::from(sequences),
         context: f64::from(context),
-        prompts: None,
+        served: None,
         measured_ms: f64::from(sequences) * 1e3 / speed,
     })
 }
@@ -233,13 +222,14 @@ fn silicon(row: &Record, name_engine: bool) -> Option<Case> {
     let machine = ["h100", "h200", "b200", "b300"].into_iter().find(|m| get("system") == format!("{m}_sxm"))?;
     let model = silicon_model(get("model_path"), get("precision"))?;
     let (gpus, ep, sequences) = (number("n_gpus")?, number("moe_ep_size")?, number("concurrency")?);
-    if gpus > 8 || ep > gpus || sequences == 0 || sequences > 64 || number("attention_dp_size")? != 1 {
+    // Rows whose attention and experts lie on different numbers of GPUs do not say on how many they ran.
+    let contradictory = number("tp_size")? != number("moe_tp_size")? * ep;
+    if gpus > 8 || ep > gpus || contradictory || sequences == 0 || sequences > 64 || number("attention_dp_size")? != 1 {
         return None;
     }
     let (input, output) = (number("isl")?, number("osl")?);
     let context = input + output / 2;
     let mut flags = words(&["--model", model, "--machine", &format!("8x-{machine}-sxm"), "--tp", &gpus.to_string()]);
-    flags.extend(words(&["--batch", &sequences.to_string(), "--context", &context.to_string()]));
     if ep > 1 {
         flags.extend(words(&["--ep", &ep.to_string()]));
     }
@@ -247,6 +237,11 @@ fn silicon(row: &Record, name_engine: bool) -> Option<Case> {
     if name_engine && matches!(engine, "sglang" | "vllm") {
         flags.extend(words(&["--engine", engine]));
     }
+    // Twice as many requests as users: some that start together, some that come between.
+    let (users, count) = (format!("closed:{sequences}"), (2 * sequences).to_string());
+    let lengths = ["--prompt-tokens", &input.to_string(), "--output-tokens", &output.to_string()].map(str::to_owned);
+    let served = [&flags[..], &words(&["--requests", &users, "--request-count", &count]), &lengths].concat();
+    flags.extend(words(&["--batch", &sequences.to_string(), "--context", &context.to_string()]));
     let split = if ep > 1 { format!("tp{gpus} ep{ep}") } else { format!("tp{gpus}") };
     Some(Case {
         group: format!("{model} {machine} {engine} {split}"),
@@ -254,7 +249,7 @@ fn silicon(row: &Record, name_engine: bool) -> Option<Case> {
         flags,
         sequences: f64::from(sequences),
         context: f64::from(context),
-        prompts: Some((input, f64::from(sequences - 1) / f64::from(output.max(1)))),
+        served: Some(served),
         measured_ms: get("silicon_tpot_ms").parse().ok()?,
     })
 }

@@ -145,6 +145,10 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
+    /// Memory of the smallest GPU in use.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
     /// Lowers, searches the start-up and counts memory.
     pub(crate) fn of(scenario: &Scenario) -> Result<Self, Failure> {
         let program = scenario.program(&scenario.step)?;

@@ -16,6 +16,7 @@ use moetwin::sim::exec::{Backends, Launcher, SimOptions};
 use moetwin::sim::machine::Machine;
 
 /// What a deployment's flags mean together.
+#[derive(Clone)]
 pub(crate) struct Scenario {
     /// The model.
     pub(crate) model: Model,

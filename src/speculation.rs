@@ -12,6 +12,7 @@ use moetwin::sim::exec::{Launcher, SimOptions, simulate};
 use moetwin::sim::speculation::{Acceptance, EAGLE3_RATE, MTP_RATE, StepTimes};
 
 /// What is drafted, and how much of it is believed to be accepted.
+#[derive(Clone)]
 pub(crate) struct SpeculationPlan {
     /// `eagle3` or `mtp`.
     pub(crate) kind: &'static str,

@@ -57,7 +57,11 @@ fn examples_run() {
                 .iter()
                 .enumerate()
                 .map(|(i, w)| {
-                    let writes = words[i] == "--out" || words[i] == "--trace" || words[i] == "--dump" || words[i] == "--record-routing";
+                    let writes = words[i] == "--out"
+                        || words[i] == "--trace"
+                        || (words[i] == "--report" && words[1] == "sim")
+                        || words[i] == "--dump"
+                        || words[i] == "--record-routing";
                     if writes { folder.join(w).to_string_lossy().into_owned() } else { w.clone() }
                 })
                 .collect();

@@ -117,7 +117,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_mla(const bf16* 
             more += __shfl_xor_sync(FULL, more, 1);
             more += __shfl_xor_sync(FULL, more, 2);
             const float old = seen.x == -INF ? 0.f : __expf(seen.x - best);
-            // The four threads have read it by now: the shuffles waited for them.
+            // The four threads, all of one warp, have read it by now. Shuffles alone do not order what lies in shared memory.
+            __syncwarp();
             if (part == 0) tiles.keep[mine] = old, tiles.seen[mine] = make_float2(best, seen.y * old + more);
         }
         __syncthreads();

@@ -250,6 +250,11 @@ fn tokens_of(step: &Step) -> u64 {
     }
 }
 
+/// The spans that decided when a simulation ended, earliest first; nothing waits between one and the next.
+pub fn deciding_spans(trace: &SimTrace) -> Vec<SpanId> {
+    chain(trace).iter().rev().map(|piece| piece.span).collect()
+}
+
 /// The chain of spans that decided the end, latest first, with the time each contributes.
 fn chain(trace: &SimTrace) -> Vec<Piece> {
     let mut pieces = Vec::new();

@@ -8,10 +8,13 @@ pub mod events;
 pub mod exec;
 pub mod explore;
 pub mod import;
+pub mod load;
 pub mod machine;
 pub mod network;
+pub mod serving;
 pub mod speculation;
 pub mod time;
+pub mod timeline;
 pub mod topology;
 pub mod trace;
 

@@ -1,10 +1,11 @@
 //! `moetwin sim`.
 
 use crate::args::DeploymentArgs;
-use crate::error::{Failure, Outcome};
+use crate::error::{Failure, InputError, Outcome};
 use crate::output::{self, NewFile};
 use crate::prediction::Prediction;
-use crate::report::{sim_json, sim_text};
+use crate::report::{html, sim_json, sim_text};
+use crate::requests::{self, RequestArgs};
 use crate::scenario::Scenario;
 use clap::Args;
 use moetwin::sim::trace::chrome_trace;
@@ -19,26 +20,52 @@ Examples:
   moetwin sim --machine 8x-h200-sxm --model deepseek-v3 --dp-attention 8 --ep 8 --batch 64
   moetwin sim --graphs off --p2p off --json
   moetwin sim --phase verify:3 --trace trace.json
+  moetwin sim --report report.html
+  moetwin sim --requests closed:1,8,64
+  moetwin sim --requests open:0.5 --prompt-tokens 512-4096 --output-tokens 64-512
 
 Without arguments: Kimi-K2.5 with INT4 experts on 8x RTX PRO 6000 (Server) over PCIe, TP8, one stream at 1024 tokens of context.
 Exit code 1 means the answer is no: it would not start, or what was asked for does not fit.")]
 pub(crate) struct SimArgs {
     #[command(flatten)]
     deployment: DeploymentArgs,
+    #[command(flatten)]
+    requests: RequestArgs,
     /// Write a Chrome trace-event file, which ui.perfetto.dev opens
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Write a page for people: one HTML file that needs no network
+    #[arg(
+        long,
+        value_name = "FILE",
+        long_help = "\
+Write a page for people: one HTML file that needs no network, with the verdict, where the step goes, a time line, memory, links, what a change \
+would buy (each simulated again) and where every number comes from"
+    )]
+    report: Option<PathBuf>,
 }
 
 /// Predicts and prints.
 pub(crate) fn run(args: &SimArgs) -> Result<Outcome, Failure> {
+    if let Some(source) = &args.requests.requests {
+        let of_a_step = args.trace.as_ref().map(|_| "--trace").or(args.report.as_ref().map(|_| "--report"));
+        if let Some(flag) = of_a_step {
+            return Err(InputError::new(flag, "shows one step, and --requests serves many").into());
+        }
+        return requests::run(&args.deployment, &args.requests, source);
+    }
     let trace_file = args.trace.as_deref().map(|path| NewFile::plan("--trace", path)).transpose()?;
+    let report_file = args.report.as_deref().map(|path| NewFile::plan("--report", path)).transpose()?;
     let prediction = Prediction::of(Scenario::new(&args.deployment)?)?;
     if let Some(file) = trace_file {
         match &prediction.served {
             Some(served) => file.commit(chrome_trace(&served.program, &served.trace).as_bytes())?,
             None => output::note("note: --trace: no step was simulated, so no trace is written"),
         }
+    }
+    if let Some(file) = report_file {
+        let command = html::reproducing(std::env::args_os().skip(1));
+        file.commit(html::html(&prediction, &command)?.as_bytes())?;
     }
     if args.deployment.json {
         output::answer_json(&sim_json::json(&prediction)?)?;

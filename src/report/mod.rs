@@ -6,7 +6,9 @@ pub(crate) mod check_log;
 pub(crate) mod check_text;
 pub(crate) mod collective_json;
 pub(crate) mod collective_text;
+pub(crate) mod html;
 pub(crate) mod kernels;
+pub(crate) mod requests;
 pub(crate) mod sim_json;
 pub(crate) mod sim_text;
 

@@ -16,101 +16,101 @@ const SCHEMA: u32 = 1;
 /// The whole object. Field order is part of no promise, names and units are.
 #[derive(Serialize)]
 pub(crate) struct SimJson<'a> {
-    schema: u32,
-    seed: u64,
-    digest: String,
-    model: &'a str,
-    machine: &'a str,
-    deployment: DeploymentJson<'a>,
-    starts: bool,
-    fits: bool,
-    step_ms: Option<f64>,
-    tokens_per_s: Option<f64>,
-    batch_served: usize,
-    speculation: Option<SpeculationJson<'a>>,
-    breakdown: &'a [Row],
-    bound_by: Option<&'a str>,
-    bounds: Option<&'a Bounds>,
-    waiting: Option<&'a Waiting>,
-    exchanges: &'a [ExchangeRow],
-    provenance: ProvenanceShares,
-    uncertainty: Option<&'a Uncertainty>,
-    memory: MemoryJson,
-    init: InitJson<'a>,
-    assumptions: Vec<String>,
-    warnings: Vec<String>,
+    pub(super) schema: u32,
+    pub(super) seed: u64,
+    pub(super) digest: String,
+    pub(super) model: &'a str,
+    pub(super) machine: &'a str,
+    pub(super) deployment: DeploymentJson<'a>,
+    pub(super) starts: bool,
+    pub(super) fits: bool,
+    pub(super) step_ms: Option<f64>,
+    pub(super) tokens_per_s: Option<f64>,
+    pub(super) batch_served: usize,
+    pub(super) speculation: Option<SpeculationJson<'a>>,
+    pub(super) breakdown: &'a [Row],
+    pub(super) bound_by: Option<&'a str>,
+    pub(super) bounds: Option<&'a Bounds>,
+    pub(super) waiting: Option<&'a Waiting>,
+    pub(super) exchanges: &'a [ExchangeRow],
+    pub(super) provenance: ProvenanceShares,
+    pub(super) uncertainty: Option<&'a Uncertainty>,
+    pub(super) memory: MemoryJson,
+    pub(super) init: InitJson<'a>,
+    pub(super) assumptions: Vec<String>,
+    pub(super) warnings: Vec<String>,
 }
 
 /// The deployment with everything that decides how it runs.
 #[derive(Serialize)]
-struct DeploymentJson<'a> {
+pub(super) struct DeploymentJson<'a> {
     #[serde(flatten)]
-    split: &'a Deployment,
-    ranks: u32,
-    phase: String,
-    batch: usize,
-    context: u32,
-    graphs: bool,
-    p2p: bool,
-    allreduce: &'static str,
-    nccl_graph: &'static str,
-    routing: String,
-    engine: &'static str,
+    pub(super) split: &'a Deployment,
+    pub(super) ranks: u32,
+    pub(super) phase: String,
+    pub(super) batch: usize,
+    pub(super) context: u32,
+    pub(super) graphs: bool,
+    pub(super) p2p: bool,
+    pub(super) allreduce: &'static str,
+    pub(super) nccl_graph: &'static str,
+    pub(super) routing: String,
+    pub(super) engine: &'static str,
 }
 
 /// Drafting; the breakdown beside it is that of the verification.
 #[derive(Serialize)]
-struct SpeculationJson<'a> {
-    kind: &'a str,
-    drafted: u32,
-    acceptance: &'a [f64],
-    acceptance_source: &'a str,
-    tokens_per_step: f64,
-    verify_ms: f64,
-    verify_captured_ms: f64,
-    verify_eager_ms: f64,
-    draft_ms: f64,
-    break_even_tokens: f64,
-    plain_step_ms: f64,
-    plain_tokens_per_s: f64,
-    wins: bool,
+pub(super) struct SpeculationJson<'a> {
+    pub(super) kind: &'a str,
+    pub(super) drafted: u32,
+    pub(super) acceptance: &'a [f64],
+    pub(super) acceptance_source: &'a str,
+    pub(super) tokens_per_step: f64,
+    pub(super) verify_ms: f64,
+    pub(super) verify_captured_ms: f64,
+    pub(super) verify_eager_ms: f64,
+    pub(super) draft_ms: f64,
+    pub(super) break_even_tokens: f64,
+    pub(super) plain_step_ms: f64,
+    pub(super) plain_tokens_per_s: f64,
+    pub(super) wins: bool,
 }
 
 #[derive(Serialize)]
-struct MemoryJson {
-    capacity_gib: f64,
-    out_of_memory: Option<OutOfMemoryJson>,
-    per_rank: Vec<RankJson>,
+pub(super) struct MemoryJson {
+    pub(super) capacity_gib: f64,
+    pub(super) out_of_memory: Option<OutOfMemoryJson>,
+    pub(super) per_rank: Vec<RankJson>,
 }
 
 #[derive(Serialize)]
-struct OutOfMemoryJson {
-    rank: u32,
-    phase: MemoryPhase,
-    line: &'static str,
-    need_gib: f64,
-    free_gib: f64,
-    message: String,
+pub(super) struct OutOfMemoryJson {
+    pub(super) rank: u32,
+    pub(super) phase: MemoryPhase,
+    pub(super) line: &'static str,
+    pub(super) need_gib: f64,
+    pub(super) free_gib: f64,
+    pub(super) message: String,
 }
 
 #[derive(Serialize)]
-struct RankJson {
-    rank: u32,
-    phase: MemoryPhase,
-    total_gib: f64,
-    lines: Vec<LineJson>,
+pub(super) struct RankJson {
+    pub(super) rank: u32,
+    pub(super) phase: MemoryPhase,
+    pub(super) total_gib: f64,
+    pub(super) lines: Vec<LineJson>,
 }
 
 #[derive(Serialize)]
-struct LineJson {
-    name: &'static str,
-    gib: f64,
+pub(super) struct LineJson {
+    pub(super) name: &'static str,
+    pub(super) gib: f64,
 }
 
 #[derive(Serialize)]
-struct InitJson<'a> {
-    states: u64,
-    story: Option<&'a str>,
+pub(super) struct InitJson<'a> {
+    pub(super) states: u64,
+    pub(super) story: Option<&'a str>,
 }
 
 /// Everything that decides the answer; its digest names the question.

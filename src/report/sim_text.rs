@@ -181,7 +181,7 @@ fn breakdown(served: &Served) -> String {
 }
 
 /// What most of a time is: measured, interpolated or modelled.
-fn mostly(p: &ProvenanceShares) -> &'static str {
+pub(super) fn mostly(p: &ProvenanceShares) -> &'static str {
     if p.measured >= p.interpolated && p.measured >= p.modelled && p.measured > 0.0 {
         "measured"
     } else if p.interpolated >= p.modelled && p.interpolated > 0.0 {
@@ -193,7 +193,7 @@ fn mostly(p: &ProvenanceShares) -> &'static str {
     }
 }
 
-fn calls(n: f64) -> String {
+pub(super) fn calls(n: f64) -> String {
     if n.fract() == 0.0 { format!("{n:.0}") } else { format!("{n:.1}") }
 }
 
@@ -269,7 +269,7 @@ fn rank_names(ranks: &[RankId]) -> String {
     if ranks.len() == 1 { format!("rank {}", names[0]) } else { format!("ranks {}", names.join(", ")) }
 }
 
-fn phase_name(phase: MemoryPhase) -> &'static str {
+pub(super) fn phase_name(phase: MemoryPhase) -> &'static str {
     match phase {
         MemoryPhase::Load => "load",
         MemoryPhase::KvAlloc => "kv alloc",
@@ -277,7 +277,7 @@ fn phase_name(phase: MemoryPhase) -> &'static str {
     }
 }
 
-fn percent(share: f64) -> String {
+pub(super) fn percent(share: f64) -> String {
     let value = share * 100.0;
     if value > 0.0 && value < 0.95 { format!("{value:.1} %") } else { format!("{value:.0} %") }
 }

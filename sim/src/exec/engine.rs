@@ -338,19 +338,21 @@ impl<'a> Engine<'a> {
         }
         // Of members that arrived together, the first in group order counts as the last.
         let last = (0..members.len()).rev().max_by_key(|&i| members[i].at).unwrap_or(0);
+        let alone = outcome.ends.iter().copied().max().unwrap_or(now).max(now);
         let id = self.exchanges.push(ExchangeRecord {
             spans: members.iter().map(|m| m.span).collect(),
             message_bytes,
             ready: now,
             last,
             link: outcome.link,
+            alone: alone.since(now),
+            shares: outcome.shares.clone(),
             how: outcome.how,
             provenance: outcome.provenance,
         });
         for m in members {
             self.spans[m.span].kind = SpanKind::Exchange(id);
         }
-        let alone = outcome.ends.iter().copied().max().unwrap_or(now).max(now);
         self.members.push((members.iter().map(|m| (m.rank, m.slot)).collect(), alone));
         let ends = self.traffic.begin(id, outcome.shares, &outcome.ends, now);
         self.schedule_exchanges(&ends);

@@ -148,12 +148,24 @@ pub struct SimOptions {
     pub gpus: Vec<usize>,
     /// Forward passes.
     pub steps: u32,
+    /// What remains of a kernel's start, dependent steps and tail (all of its time that is neither bytes nor multiplications), in thousandths:
+    /// 1000 as measured, less for what-if questions.
+    pub kernel_latency_permille: u32,
 }
 
 impl Default for SimOptions {
     fn default() -> Self {
         let backends = Backends { all_reduce: Library::Nccl, all_to_all: AllToAll::None, nccl_graph: GraphMode::Detected };
-        Self { graphs: true, launcher: Launcher::Native, kernels: Kernels::Any, peer_access: None, backends, gpus: Vec::new(), steps: 1 }
+        Self {
+            graphs: true,
+            launcher: Launcher::Native,
+            kernels: Kernels::Any,
+            peer_access: None,
+            backends,
+            gpus: Vec::new(),
+            steps: 1,
+            kernel_latency_permille: 1000,
+        }
     }
 }
 
@@ -172,7 +184,10 @@ pub fn simulate(program: &Program, machine: &Machine, routing: &dyn RoutingLoad,
     let models: Vec<CostModel> =
         machine.models.iter().map(|gpu| CostModel::new(gpu_rates(gpu), KernelTables::for_gpu(&gpu.name, options.kernels))).collect();
     let of_rank: Vec<&CostModel> = gpus.iter().map(|&gpu| &models[machine.gpus[gpu].model]).collect();
-    let priced = price::price(program, &of_rank, routing)?;
+    let mut priced = price::price(program, &of_rank, routing)?;
+    if options.kernel_latency_permille != 1000 {
+        price::scale_latency(&mut priced, options.kernel_latency_permille);
+    }
     let launch = &machine.launch;
     let host = HostCosts {
         graphs: options.graphs,

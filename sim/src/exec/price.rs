@@ -54,6 +54,17 @@ pub(super) fn price<T: CostTable>(
     price_with(program, models, routing, &Twins::new(program))
 }
 
+/// Kernels of which only a part of the time that is neither bytes nor multiplications remains.
+pub(super) fn scale_latency(priced: &mut IdVec<RankId, Vec<Priced>>, permille: u32) {
+    for (_, commands) in priced.iter_mut() {
+        for cost in commands.iter_mut().map(|p| &mut p.cost) {
+            let longest = cost.memory_ps.max(cost.compute_ps).min(cost.duration_ps);
+            let latency = u128::from(cost.duration_ps - longest) * u128::from(permille) / 1000;
+            cost.duration_ps = longest.saturating_add(u64::try_from(latency).unwrap_or(u64::MAX));
+        }
+    }
+}
+
 fn price_with<T: CostTable>(
     program: &Program,
     models: &[&CostModel<T>],

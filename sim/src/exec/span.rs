@@ -1,6 +1,6 @@
 //! What happened: spans of virtual time on the tracks of every rank.
 
-use super::HostCosts;
+use super::{HostCosts, LinkShares};
 use crate::cost::{OpCost, Provenance};
 use crate::time::{Duration, Time};
 use moetwin_models::{IdVec, RankId, define_id};
@@ -91,6 +91,10 @@ pub struct ExchangeRecord {
     pub last: usize,
     /// Part of the transfer that is bytes over link rates.
     pub link: Duration,
+    /// What it takes from `ready` to its last member's end while nothing else uses its links.
+    pub alone: Duration,
+    /// Share of `alone` for which its bytes keep each directed link busy.
+    pub shares: LinkShares,
     /// How it was carried out, for example `ring ll`.
     pub how: String,
     /// Where its time comes from.

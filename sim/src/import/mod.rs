@@ -1,6 +1,7 @@
-//! Reading what people have of a machine: tool output and logs.
+//! Reading what people have of a machine and of their users: tool output, logs and request traces.
 
 pub mod nccl_tests;
+pub mod requests;
 pub mod tables;
 
 /// A text that could not be read: where, and why.

@@ -309,12 +309,62 @@ impl Machine {
         }
         self
     }
+    /// The same machine with device memory of another rate, for what-if questions.
+    pub fn with_memory_rates_scaled(mut self, numerator: u64, denominator: u64) -> Self {
+        for gpu in &mut self.models {
+            scale_rate(&mut gpu.memory_bytes_per_s, numerator, denominator);
+            if let Some(reached) = &mut gpu.memory_reached_bytes_per_s {
+                scale_rate(reached, numerator, denominator);
+            }
+        }
+        self
+    }
+    /// The same machine with tensor cores of another rate, for what-if questions.
+    pub fn with_flop_rates_scaled(mut self, numerator: u64, denominator: u64) -> Self {
+        for rate in self.models.iter_mut().flat_map(|gpu| &mut gpu.flops) {
+            scale_rate(&mut rate.peak_per_s, numerator, denominator);
+            if let Some(reached) = &mut rate.reached_per_s {
+                scale_rate(reached, numerator, denominator);
+            }
+        }
+        self
+    }
+    /// The same machine with launches of another cost, for what-if questions.
+    pub fn with_launch_costs_scaled(mut self, numerator: u64, denominator: u64) -> Self {
+        let launch = &mut self.launch;
+        for cost in [
+            &mut launch.eager_kernel,
+            &mut launch.graph_node,
+            &mut launch.graph_launch,
+            &mut launch.eager_collective,
+            &mut launch.eager_nccl,
+        ] {
+            cost.value = cost.value.scaled(numerator, denominator.max(1));
+        }
+        self
+    }
+    /// The same machine with other latencies of links and of the steps of collectives, for what-if questions.
+    pub fn with_exchange_latency_scaled(mut self, numerator: u64, denominator: u64) -> Self {
+        let scale = |figure: &mut Figure<Duration>| figure.value = figure.value.scaled(numerator, denominator.max(1));
+        self.links.iter_mut().for_each(|(_, link)| scale(&mut link.latency));
+        let figures = &mut self.collectives;
+        scale(&mut figures.kernel);
+        for ring in [&mut figures.nvlink, &mut figures.pcie, &mut figures.host] {
+            for step in [&mut ring.ll_step, &mut ring.ll128_step, &mut ring.simple_step, &mut ring.simple_spread] {
+                scale(step);
+            }
+        }
+        if let Some(nvls) = &mut figures.nvls {
+            [&mut nvls.latency, &mut nvls.symmetric_latency].into_iter().for_each(scale);
+        }
+        let (point, custom) = (&mut figures.point_to_point, &mut figures.custom);
+        [&mut point.ll_latency, &mut point.simple_latency, &mut point.per_peer].into_iter().for_each(scale);
+        [&mut custom.barrier, &mut custom.push_barrier, &mut custom.per_rank, &mut custom.phase].into_iter().for_each(scale);
+        self
+    }
     /// The same machine with every link rate (and the rates of collectives that are stated apart from links) multiplied, for what-if questions.
     pub fn with_link_rates_scaled(mut self, numerator: u64, denominator: u64) -> Self {
-        let scale = |rate: &mut Figure<u64>| {
-            let scaled = u128::from(rate.value) * u128::from(numerator) / u128::from(denominator.max(1));
-            rate.value = u64::try_from(scaled).unwrap_or(u64::MAX).max(1);
-        };
+        let scale = |rate: &mut Figure<u64>| scale_rate(rate, numerator, denominator);
         for (_, link) in self.links.iter_mut() {
             for rate in [&mut link.forward, &mut link.backward] {
                 scale(&mut rate.write_bytes_per_s);
@@ -333,4 +383,9 @@ impl Machine {
         }
         self
     }
+}
+
+fn scale_rate(rate: &mut Figure<u64>, numerator: u64, denominator: u64) {
+    let scaled = u128::from(rate.value) * u128::from(numerator) / u128::from(denominator.max(1));
+    rate.value = u64::try_from(scaled).unwrap_or(u64::MAX).max(1);
 }

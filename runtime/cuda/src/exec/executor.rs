@@ -342,6 +342,7 @@ impl<H: Host> CudaExecutor<H> {
         if !self.local().contains(&rank) {
             return Ok(());
         }
+        let mut any = false;
         for (_, buffer) in program.ranks[rank].buffers.iter().filter(|(_, b)| b.place == Place::Weight) {
             let TensorKind::Weight(weight) = program.graph.tensors[buffer.tensor].kind else { continue };
             if !self.loaded.insert((rank, weight)) {
@@ -350,6 +351,10 @@ impl<H: Host> CudaExecutor<H> {
             let load = read_weight(weights, &program.graph, buffer.tensor, rank).map_err(|e| ExecuteError::Weights(e.to_string()))?;
             self.send(rank, Job::Load(weight, load));
             self.answers(LOADS - 1)?;
+            any = true;
+        }
+        if any {
+            self.send(rank, Job::FinishLoading);
         }
         self.answers(0).map(drop)
     }

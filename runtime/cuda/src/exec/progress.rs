@@ -46,7 +46,7 @@ pub struct Doing {
     pub phase: InitPhase,
     /// What.
     pub what: What,
-    /// Whether it can only end together with other ranks.
+    /// Whether it waits for other ranks, or for all that its GPU was told: what is late is not known before the wait gives up.
     pub with_peers: bool,
     /// When it began, by the host's clock.
     pub since: Duration,

@@ -59,6 +59,8 @@ pub(crate) struct Rank<G> {
     graphs: Vec<Captured>,
     order: u32,
     weights: BTreeMap<WeightRef, Address>,
+    /// Weights since the GPU was last seen idle, in order: the n-th is behind mark n.
+    loading: Vec<WeightRef>,
     caches: BTreeMap<u16, Address>,
     tables: Vec<(Table, Address)>,
     programs: Vec<Loaded>,
@@ -116,6 +118,7 @@ impl<G: Gpu> Rank<G> {
             graphs: Vec::new(),
             order: u32::MAX,
             weights: BTreeMap::new(),
+            loading: Vec::new(),
             caches: BTreeMap::new(),
             tables: Vec::new(),
             programs: Vec::new(),
@@ -187,8 +190,25 @@ impl<G: Gpu> Rank<G> {
         let address = self.allocate(load.bytes())?;
         let tables = if load.table_bytes() > 0 { self.allocate(load.table_bytes())? } else { 0 };
         load.place(&mut self.gpu, address, tables)?;
+        self.gpu.mark(0, self.loading.len() as u32)?;
+        self.loading.push(weight);
         self.weights.insert(weight, address);
         Ok(())
+    }
+    /// Waits for the weights that are drawn on the device, so that what goes wrong there is not blamed on a later phase.
+    pub(crate) fn finish_loading(&mut self) -> Result<(), GpuError> {
+        // Which weight is late is known once the wait gives up, as with a pass.
+        self.begin(InitPhase::Load, What::Named("wait for the weights"), true);
+        let waited = self.gpu.synchronize(self.deadline * OWN_LIMIT);
+        let loading = std::mem::take(&mut self.loading);
+        if waited.is_err()
+            && let Some(mark) = self.gpu.unfinished()
+            && let Some(weight) = loading.get(mark as usize)
+        {
+            self.order = mark;
+            self.begin(InitPhase::Load, What::Weight(*weight), false);
+        }
+        waited
     }
     /// Resolves a program; its weights are loaded.
     pub(crate) fn add(&mut self, program: Arc<Program>, communicators: Arc<Communicators>, capture: bool) -> Result<(), GpuError> {

@@ -19,6 +19,7 @@ use std::time::Duration;
 pub(crate) enum Job {
     Connect(Vec<Membership>),
     Load(WeightRef, WeightLoad),
+    FinishLoading,
     Add(Arc<Program>, Arc<Communicators>, bool),
     Run(usize, Arc<StepInputs>),
 }
@@ -127,6 +128,7 @@ fn obey<G: Gpu>(rank: &mut Rank<G>, job: Job) -> Result<Vec<PartOfResult>, GpuEr
     match job {
         Job::Connect(memberships) => rank.connect(&memberships)?,
         Job::Load(weight, load) => rank.load(weight, &load)?,
+        Job::FinishLoading => rank.finish_loading()?,
         Job::Add(program, communicators, capture) => rank.add(program, communicators, capture)?,
         Job::Run(key, inputs) => return rank.run(key, &inputs),
     }
