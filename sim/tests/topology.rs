@@ -225,6 +225,19 @@ fn contradictions_name_both_places() {
 }
 
 #[test]
+fn a_gpu_without_nvlink_cannot_show_any() {
+    let matrix = "GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-1)\nGPU 1: NVIDIA GeForce RTX 4090 (UUID: GPU-2)\n\n\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n";
+    let error = refused("topo", matrix);
+    assert!(error.message.contains("GeForce RTX 4090") && error.message.contains("topo: line 1"), "{}", error.message);
+    assert_eq!(error.place.line, 5);
+    // Bridges of models that have them are believed; a comment on a model that has none is of another machine.
+    let read = |text: &str| import(&[source("topo", text)], &Options::default()).unwrap_or_else(|e| panic!("{e}")).machine;
+    assert_eq!(class(&read(&matrix.replace("GeForce RTX 4090", "RTX A6000").replace("NV18", "NV4")), 0, 1), PathClass::Nvl);
+    let (_, bare) = matrix.split_once("\n\n").expect("names, then the matrix");
+    assert!(read(&format!("# machine: 2x RTX 4090\n{bare}")).models[0].nvlink_bytes_per_s > 0);
+}
+
+#[test]
 fn faults_have_a_line_and_a_column() {
     let topo = text("wrx90-3switch-topo.txt");
     let cases = [
