@@ -12,11 +12,11 @@ use moetwin::kernels::reference::{Array, Data};
 use moetwin::kernels::routing::RoutingHistogram;
 use moetwin::models::spec::Ffn;
 use moetwin::models::{Deployment, ModelSpec, RankId};
-use moetwin::runtime::Executor;
-use moetwin::runtime::reference::{NamedValue, Order, ReferenceExecutor};
+use moetwin::runtime::reference::{NamedValue, Order, ReferenceExecutor, StepInputs};
 use moetwin::runtime::session::{Session, SessionError, SessionOptions, StepOutput};
 use moetwin::runtime::text::{Sampler, TextModel};
 use moetwin::runtime::weights::{OutTensor, WeightSource, write_to};
+use moetwin::runtime::{Executor, ProgramKey};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -116,7 +116,7 @@ pub(crate) struct OnGpus<'a> {
 
 /// GPUs with room for `capacity` tokens a sequence.
 pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<CudaExecutor, Failure> {
-    let options = CudaOptions { capacity, deadline: how.deadline, graphs: how.graphs, inject: how.inject };
+    let options = CudaOptions { capacity, deadline: how.deadline, graphs: how.graphs, inject: how.inject, stand_in: None };
     let running = |e: String| Failure::Running(e);
     let Some(launcher) = how.launcher else {
         return CudaExecutor::open(job.deployment.ranks(), options).map_err(|e| running(e.to_string()));
@@ -133,11 +133,12 @@ pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<Cud
 }
 
 /// Runs the job on the executor that `open` makes for a number of tokens a sequence; with `stream`, the first sequence's text is printed as
-/// it comes.
+/// it comes. `after` gets the executor with the latest pass.
 pub(crate) fn generate<E: Executor<Number = f32>>(
     job: &Job<'_>,
     open: impl FnOnce(u32) -> Result<E, Failure>,
     stream: Option<&TextModel>,
+    after: impl FnOnce(&mut E, ProgramKey, &StepInputs) -> Result<(), Failure>,
 ) -> Result<Generated, Failure> {
     let longest = job.prompts.iter().map(Vec::len).max().unwrap_or(0);
     let capacity = u32::try_from(longest).ok().and_then(|n| n.checked_add(job.max_tokens));
@@ -181,6 +182,8 @@ pub(crate) fn generate<E: Executor<Number = f32>>(
     if let Some(text) = text {
         output::piece(&text.finish().map_err(|e| Failure::Running(e.to_string()))?)?;
     }
+    let (executor, key, inputs) = session.latest().map_err(failed)?;
+    after(executor, key, &inputs)?;
     let warm = if passes.len() > job.warm_passes { job.warm_passes } else { 0 };
     Ok(Generated { tokens, collectives: session.collectives(), dump, chosen, passes, warm })
 }

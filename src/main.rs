@@ -1,11 +1,13 @@
 //! The command line. Nothing here computes: every subcommand reads flags, calls the library and renders what it says.
 
 mod args;
+mod calibration;
 mod commands;
 mod digest;
 mod doctor;
 mod error;
 mod generation;
+mod measurement;
 mod nearest;
 mod output;
 mod prediction;

@@ -10,7 +10,7 @@ use moetwin::runtime::init::{CheckedPlan, InitPlan, NativeInputs};
 use moetwin::runtime::ledger::{Ledger, LedgerOptions, Line, OutOfMemory, RankLedger, draft_lines, ledger};
 use moetwin::sim::breakdown::Breakdown;
 use moetwin::sim::collective::nccl_graph;
-use moetwin::sim::cost::KernelTables;
+use moetwin::sim::cost::{KernelTables, Kernels};
 use moetwin::sim::exec::{SimTrace, simulate};
 use moetwin::sim::explore::{DEFAULT_MAX_STATES, explore};
 use moetwin::sim::network::Network;
@@ -108,6 +108,9 @@ impl Prediction {
     fn kernels_text(&self) -> Vec<String> {
         let s = &self.scenario;
         let mut out = Vec::new();
+        if let (Some(own), Kernels::Any) = (&s.machine.kernels, s.options.kernels) {
+            out.push(format!("our own kernels as measured on this machine: {} ({} rows); the rest:", own.source, own.rows.len()));
+        }
         for gpu in &s.machine.models {
             let Some(tables) = KernelTables::for_gpu(&gpu.name, s.options.kernels) else {
                 out.push(format!("{}: no kernel was measured, times follow from rates and floors", gpu.name));

@@ -73,3 +73,66 @@ fn an_answer_takes_milliseconds() {
     // 50 ms in release on an idle machine; tests run unoptimised beside each other.
     assert!(begin.elapsed().as_millis() < 2_000, "{:?}", begin.elapsed());
 }
+
+/// The characters of the shown command under which carets stand.
+fn marked(out: &str, starts_with: &str) -> String {
+    let lines: Vec<&str> = out.lines().collect();
+    let at = lines.iter().position(|l| l.trim_start().starts_with(starts_with)).expect("the command is shown");
+    let marks = lines[at + 1..].iter().find(|l| l.contains('^')).expect("an argument is marked");
+    lines[at].chars().zip(marks.chars()).filter(|(_, m)| *m == '^').map(|(c, _)| c).collect()
+}
+
+#[test]
+fn an_argument_that_the_parser_refuses_is_a_verdict_with_the_parsers_words() {
+    let serve = ["check", "--gpu", "H200", "--gpus", "8", "--", "python", "-m", "sglang.launch_server", "--model-path", "Qwen/Qwen3-8B"];
+    for (given, under, words) in [
+        (vec!["--tp"], "--tp", "expected one argument"),
+        (vec!["--tp", "eight"], "--tp eight", "invalid int value: 'eight'"),
+        (vec!["--quantization", "fp9"], "--quantization fp9", "invalid choice: 'fp9'"),
+        (vec!["--trust-remote-code", "yes"], "yes", "unrecognized arguments: yes"),
+    ] {
+        let output = moetwin(&[&serve[..], &given].concat());
+        let out = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{given:?}: {}", text(&output.stderr));
+        assert_eq!(marked(&out, "python"), under, "{out}");
+        assert!(out.contains(words), "{words} in\n{out}");
+    }
+}
+
+#[test]
+fn an_image_tag_sets_the_version_and_the_cuda_that_its_kernels_are_built_for() {
+    let launch = "docker run --gpus all -e SGLANG_X=1 --ipc=host lmsysorg/sglang:v0.5.9-cu130 python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B";
+    let output = moetwin(&["check", "--gpu", "B300", "--gpus", "8", "--json", "--", launch]);
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one object");
+    assert_eq!(value["version"].as_str(), Some("0.5.9"), "{value:#}");
+    let builds = value["cuda"].as_array().expect("a list");
+    let of = |cuda: &str| builds.iter().find(|b| b["cuda"] == cuda).expect("both builds are compared");
+    assert_eq!((of("13.0")["given"].as_bool(), of("12.8")["given"].as_bool()), (Some(true), Some(false)), "{value:#}");
+    assert_ne!(of("13.0")["says"], of("12.8")["says"], "SM103 differs between them");
+}
+
+#[test]
+fn a_compose_file_is_read_as_it_is_pasted() {
+    let compose = "services:\n  vllm:\n    image: vllm/vllm-openai:v0.11.0\n    environment:\n      - VLLM_USE_V1=1\n    command: >\n      --model Qwen/Qwen3-8B\n      --tensor-parallel-size 3\n";
+    let output = moetwin(&["check", "--gpu", "H200", "--gpus", "8", "--json", "--", compose]);
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one object");
+    assert_eq!(output.status.code(), Some(1), "{value:#}");
+    assert!(value["message"].to_string().contains("divisible"), "{value:#}");
+}
+
+#[test]
+fn text_and_json_say_the_same() {
+    for launch in [LAUNCH, &["vllm", "serve", "deepseek-ai/DeepSeek-V3", "-tp", "8"], &["vllm", "serve", "Qwen/Qwen3-8B", "--tp"]] {
+        let shown = moetwin(&[BOX, &["--"], launch].concat());
+        let json = moetwin(&[BOX, &["--json", "--"], launch].concat());
+        assert_eq!(shown.status.code(), json.status.code());
+        let (out, value) = (text(&shown.stdout), serde_json::from_slice::<serde_json::Value>(&json.stdout).expect("one object"));
+        let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
+        let message = value["message"].as_str().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains(&message), "{message} in\n{out}");
+        for fix in value["fixes"].as_array().into_iter().flatten() {
+            let words = fix["change"].as_str().or(fix["text"].as_str()).unwrap_or_default();
+            assert!(flat.contains(words), "{words} in\n{out}");
+        }
+    }
+}

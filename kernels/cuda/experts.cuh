@@ -10,15 +10,16 @@ struct Work {
     int expert, first, last;
 };
 
-// One token: block row y is its y-th choice. More: block row y is the y-th of the experts that have tokens.
-__device__ __forceinline__ Work work_of(const int* ids, const int* offsets, const int* active, int expert_start, int local_experts) {
+// One token: block row y is its y-th choice. More: block row y is the y-th unit of work, up to `unit` tokens of an expert (route.cu).
+__device__ __forceinline__ Work work_of(int unit, const int* ids, const int* offsets, const int* active, int expert_start, int local_experts) {
     if (!offsets) {
         const int expert = ids[blockIdx.y] - expert_start;
         return expert >= 0 && expert < local_experts ? Work{expert, (int)blockIdx.y, (int)blockIdx.y + 1} : Work{0, 0, 0};
     }
     if ((int)blockIdx.y >= active[0]) return Work{0, 0, 0};
-    const int expert = active[1 + blockIdx.y];
-    return Work{expert, offsets[expert], offsets[expert + 1]};
+    const u32 named = active[1 + blockIdx.y];
+    const int expert = named & 0xffff, first = offsets[expert] + (int)(named >> 16) * unit;
+    return Work{expert, first, min(first + unit, offsets[expert + 1])};
 }
 
 // Weights of an expert as a stream over a tile: `fused` tiles hold 8 rows of gate and 8 of up, others 16 rows.
@@ -175,14 +176,14 @@ __device__ __forceinline__ void down_single(const bf16* h, const Experts& expert
                                       bf16* h, int hidden, int inter, int topk, int expert_start, int local_experts, int parts, int clamped, \
                                       float alpha, float limit) { take_turn();                                                               \
         const int rows = 2 * inter, cols = hidden;                                                                                            \
-        gate_up<NT>(x, EXPERTS, bias, work_of(ids, offsets, active, expert_start, local_experts), list, h, topk, parts, clamped, alpha, limit); \
+        gate_up<NT>(x, EXPERTS, bias, work_of(8 * NT, ids, offsets, active, expert_start, local_experts), list, h, topk, parts, clamped, alpha, limit); \
     }
 #define DOWN(NAME, NT, BLOCKS, PARAMS, EXPERTS)                                                                                               \
     extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, BLOCKS)                                                                    \
         experts_down_##NAME##_##NT(const bf16* h, PARAMS, const bf16* bias, const int* offsets, const int* list, const int* active, float* y,  \
                                    int hidden, int inter, int local_experts, int parts) { take_turn();                                       \
         const int rows = hidden, cols = inter;                                                                                                \
-        down<NT>(h, EXPERTS, bias, work_of(nullptr, offsets, active, 0, local_experts), list, y, parts);                                       \
+        down<NT>(h, EXPERTS, bias, work_of(8 * NT, nullptr, offsets, active, 0, local_experts), list, y, parts);                                       \
     }
 #define SINGLE(NAME, BLOCKS, PARAMS, EXPERTS)                                                                                                 \
     extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, BLOCKS)                                                                    \

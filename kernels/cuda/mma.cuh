@@ -75,10 +75,13 @@ struct Bf16Stream {
 __device__ __forceinline__ u32 pair(__nv_bfloat162 v) { return *reinterpret_cast<u32*>(&v); }
 __device__ __forceinline__ __nv_bfloat162 pair(u32 v) { return *reinterpret_cast<__nv_bfloat162*>(&v); }
 
-// Nibbles j and j + 4 of a word as two bf16, plus 128: exact.
-__device__ __forceinline__ u32 int4_pair(u32 word, int j) { return ((word >> (4 * j)) & 0x000f000fu) | 0x43004300u; }
-// -136 twice in bf16: a product with a matrix of these takes the 128, and the 8 that is stored on top, off again.
+// -136 twice in bf16: takes off the 128 that a nibble is given, and the 8 that is stored on top.
 constexpr u32 INT4_OFFSET = 0xc308c308u;
+// Nibbles j and j + 4 of a word as two bf16, -8 to 7: exact, since 128 to 143 are. One addition a pair of weights, whatever the tokens are;
+// taking the offset off in the product instead would double the products, which already fill the tensor cores where the memory is busy.
+__device__ __forceinline__ u32 int4_pair(u32 word, int j) {
+    return pair(__hadd2(pair(((word >> (4 * j)) & 0x000f000fu) | 0x43004300u), pair(INT4_OFFSET)));
+}
 
 // Packed 4-bit weights, tiles of 16 rows by 128 columns (INT4_TILE_BYTES each): a lane's 16 bytes of row g, then of row g + 8, then scales
 // [16 rows, 4 groups]. Word i of a lane holds columns 32 i + 8 q .. + 8; the integers enter the product and the scale of a group
@@ -117,8 +120,6 @@ struct Int4Stream {
             for (int n = 0; n < NT; ++n) {
                 const uint4 v = piece(n, i);
                 float sum[4] = {0.f, 0.f, 0.f, 0.f};
-                mma(sum, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, v.x, v.y);
-                mma(sum, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, INT4_OFFSET, v.z, v.w);
                 mma(sum, a[0], b[0], a[1], b[1], v.x, v.y);
                 mma(sum, a[2], b[2], a[3], b[3], v.z, v.w);
                 acc[n][0] += low_scale * sum[0];

@@ -210,10 +210,12 @@ extern "C" __global__ void place_experts(const int* ids, const int* starts, cons
     }
 }
 
-// Lists of token-expert pairs by local expert, in token order: offsets[local + 1], pairs[n], active[count, experts that have pairs]. One block.
+// Lists of token-expert pairs by local expert, in token order: offsets[local + 1], pairs[n], active[count, units of work]. One block. A unit is up
+// to `unit` pairs of one expert: the expert in the low half of a word, which unit of it in the high half. Units of an expert that many tokens
+// chose run side by side and find its weights in the L2 cache; one block a tile would run them one after the other, while the rest is done.
 // For few pairs and up to BLOCK experts: each pair counts the equal ids before it. Shared: n ints.
 constexpr int BLOCK = 1024;
-extern "C" __global__ void __launch_bounds__(BLOCK) expert_lists(const int* ids, int* offsets, int* pairs, int* active, int n, int expert_start, int local_experts) {
+extern "C" __global__ void __launch_bounds__(BLOCK) expert_lists(const int* ids, int* offsets, int* pairs, int* active, int n, int expert_start, int local_experts, int unit) {
     take_turn();
     extern __shared__ int local_ids[];
     __shared__ int counts[BLOCK], starts[BLOCK], warp_totals[WARP];
@@ -227,9 +229,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK) expert_lists(const int* ids,
     for (int i = tid; i < n; i += BLOCK)
         if (local_ids[i] >= 0) atomicAdd(&counts[local_ids[i]], 1);
     __syncthreads();
-    // One scan for both: pairs in the low half, experts with pairs in the high half.
-    const int count = counts[tid];
-    int scanned = count + (count > 0 ? 1 << 16 : 0);
+    // One scan for both: pairs in the low half, units in the high half.
+    const int count = counts[tid], units = (count + unit - 1) / unit;
+    int scanned = count + (units << 16);
 #pragma unroll
     for (int offset = 1; offset < WARP; offset *= 2) {
         const int below = __shfl_up_sync(FULL, scanned, offset);
@@ -242,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) expert_lists(const int* ids,
     starts[tid] = before;
     if (tid < local_experts) {
         offsets[tid] = before;
-        if (count > 0) active[scanned >> 16] = tid;
+        for (int u = 0; u < units; ++u) active[(scanned >> 16) - units + 1 + u] = tid | u << 16;
         if (tid == local_experts - 1) { offsets[local_experts] = before + count; active[0] = scanned >> 16; }
     }
     __syncthreads();
@@ -256,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) expert_lists(const int* ids,
 }
 
 // The same for any size: a thread an expert (looping), which walks all ids twice.
-extern "C" __global__ void __launch_bounds__(BLOCK) expert_lists_large(const int* ids, int* offsets, int* pairs, int* active, int n, int expert_start, int local_experts) {
+extern "C" __global__ void __launch_bounds__(BLOCK) expert_lists_large(const int* ids, int* offsets, int* pairs, int* active, int n, int expert_start, int local_experts, int unit) {
     take_turn();
     for (int e = threadIdx.x; e < local_experts; e += blockDim.x) {
         int count = 0;
@@ -268,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) expert_lists_large(const int
     if (threadIdx.x == 0) {
         int found = 0;
         for (int e = 0; e < local_experts; ++e) {
-            if (offsets[e + 1] > 0) active[++found] = e;
+            for (int u = 0; u * unit < offsets[e + 1]; ++u) active[++found] = e | u << 16;
             offsets[e + 1] += offsets[e];
         }
         active[0] = found;

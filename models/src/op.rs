@@ -282,6 +282,23 @@ pub enum OpClass {
 }
 
 impl OpClass {
+    /// Every class.
+    pub const ALL: [OpClass; 13] = [
+        OpClass::Embedding,
+        OpClass::Elementwise,
+        OpClass::AttentionProjection,
+        OpClass::AttentionCore,
+        OpClass::Router,
+        OpClass::Experts,
+        OpClass::SharedExpert,
+        OpClass::DenseMlp,
+        OpClass::Head,
+        OpClass::AllReduce,
+        OpClass::GatherScatter,
+        OpClass::AllToAll,
+        OpClass::SendRecv,
+    ];
+
     /// Lower-case name as in JSON.
     pub fn name(self) -> &'static str {
         match self {

@@ -57,6 +57,10 @@ impl<'a, E: Executor> ExecutorCrew<'a, E> {
         }
         self.executor.prepare(program)
     }
+    /// The executor itself.
+    pub(crate) fn executor_mut(&mut self) -> &mut E {
+        &mut self.executor
+    }
     /// Sets what the next pass runs.
     pub(crate) fn stage(&mut self, key: ProgramKey, inputs: StepInputs) {
         self.staged = Some((key, inputs));

@@ -62,6 +62,8 @@ pub struct Session<'a, E: Executor> {
     lengths: Vec<u32>,
     collectives: u64,
     greedy: bool,
+    /// What the latest pass ran.
+    latest: Option<(ProgramKey, StepInputs)>,
 }
 
 /// What loading one rank's weights may take: a terabyte from a slow disk.
@@ -98,7 +100,18 @@ impl<T: Real> StepOutput<T> {
 impl<'a, E: Executor> Session<'a, E> {
     /// A session on an executor whose KV pool holds `capacity` tokens a sequence.
     pub fn new(spec: &'a ModelSpec, weights: &'a dyn WeightSource, executor: E, options: SessionOptions, capacity: u32) -> Self {
-        Self { spec, options, weights, executor: Some(executor), fleet: None, capacity, lengths: Vec::new(), collectives: 0, greedy: false }
+        Self {
+            spec,
+            options,
+            weights,
+            executor: Some(executor),
+            fleet: None,
+            capacity,
+            lengths: Vec::new(),
+            collectives: 0,
+            greedy: false,
+            latest: None,
+        }
     }
 
     /// Reports the likeliest next tokens only, not the logits they come from.
@@ -110,6 +123,12 @@ impl<'a, E: Executor> Session<'a, E> {
     /// Collectives and pipeline sends that the latest program's pass issues on the rank that issues most.
     pub fn collectives(&self) -> u64 {
         self.collectives
+    }
+
+    /// The executor with the latest pass, for measurements beside what is served.
+    pub fn latest(&mut self) -> Result<(&mut E, ProgramKey, StepInputs), SessionError> {
+        let (key, inputs) = self.latest.clone().ok_or_else(not_started)?;
+        Ok((self.crew()?.executor_mut(), key, inputs))
     }
 
     /// Computes the prompts on empty caches.
@@ -159,6 +178,7 @@ impl<'a, E: Executor> Session<'a, E> {
     /// One pass of all ranks.
     fn pass(&mut self, key: ProgramKey, inputs: StepInputs) -> Result<StepOutput<E::Number>, SessionError> {
         let bucket = Bucket::target(inputs.sequences.len() as u32);
+        self.latest = Some((key, inputs.clone()));
         self.crew()?.stage(key, inputs);
         let fleet = self.fleet.take().ok_or_else(not_started)?;
         self.fleet = Some(fleet.run_eagerly(bucket).map_err(failed)?);

@@ -10,6 +10,7 @@ pub mod explore;
 pub mod import;
 pub mod load;
 pub mod machine;
+pub mod measured;
 pub mod network;
 pub mod serving;
 pub mod speculation;

@@ -33,7 +33,7 @@ pub fn chrome_trace(program: &Program, trace: &SimTrace) -> String {
 }
 
 /// Picoseconds, printed as microseconds.
-struct Micros(u64);
+pub(crate) struct Micros(pub(crate) u64);
 
 impl std::fmt::Display for Micros {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -147,6 +147,7 @@ fn span_events(out: &mut Writer, graph: &Graph, trace: &SimTrace, span: &Span) {
         SpanKind::Compute => {
             if let Some(cost) = span.index.and_then(|i| trace.costs[span.rank].get(i as usize)) {
                 args["alone_us"] = json!(micros(Duration::from_ps(cost.duration_ps)));
+                args["memory_us"] = json!(micros(Duration::from_ps(cost.memory_ps)));
                 args["from"] = json!(cost.provenance);
                 args["bound"] = json!(cost.bound);
             }

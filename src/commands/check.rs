@@ -12,7 +12,7 @@ use moetwin::engines::question::{HardwareText, Question};
 use moetwin::engines::verdict::{self, Answer, CheckError, Starts};
 use moetwin::engines::{Version, case, command};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `moetwin check`.
 #[derive(Args)]
@@ -79,7 +79,7 @@ ones, and both are shown"
 
 /// Answers and prints.
 pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
-    let log = args.log.as_ref().map(|path| read_log("--log", &path.to_string_lossy(), path)).transpose()?.map(|text| log::read(&text));
+    let log = args.log.as_ref().map(|path| start_up_log(path)).transpose()?;
     if let (Some(start), None, true) = (&log, &args.from, args.command.is_empty()) {
         return log_alone(start, args.json);
     }
@@ -99,6 +99,16 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
         output::answer(&format!("{}{beside}", check_text::text(&question, &answer)))?;
     }
     Ok(outcome(&answer))
+}
+
+/// What a log says, if an engine wrote it.
+fn start_up_log(path: &Path) -> Result<StartUp, Failure> {
+    let name = path.to_string_lossy().into_owned();
+    let start = log::read(&read_log("--log", &name, path)?);
+    if start.recognised() {
+        return Ok(start);
+    }
+    Err(InputError::new("--log", "is no start-up log of SGLang or vLLM: no line of it is one that they print").value(name).into())
 }
 
 /// A log without a question: what it says, and whether the server came up.

@@ -3,6 +3,7 @@
 pub(crate) mod calibrate;
 mod check;
 pub(crate) mod collective;
+pub(crate) mod compare;
 mod completions;
 mod doctor;
 mod graph;
@@ -10,6 +11,7 @@ mod machine;
 mod model;
 mod run;
 mod sim;
+mod slice;
 mod sweep;
 
 use crate::error::{Failure, Outcome};
@@ -28,7 +30,9 @@ pub(crate) enum Command {
     Graph(Box<graph::GraphArgs>),
     /// Execute the program with real values
     Run(Box<run::RunArgs>),
-    /// Fit a machine's figures to logs of nccl-tests, and say how well they fit
+    /// Put what was measured of a step beside what is predicted of it
+    Compare(Box<compare::CompareArgs>),
+    /// Measure a machine's figures on its GPUs, or fit them to logs of nccl-tests
     Calibrate(Box<calibrate::CalibrateArgs>),
     /// What a collective takes on a machine, size by size, and why
     Collective(Box<collective::CollectiveArgs>),
@@ -51,6 +55,7 @@ impl Command {
             Command::Check(args) => check::run(&args),
             Command::Graph(args) => graph::run(&args),
             Command::Run(args) => run::run(&args),
+            Command::Compare(args) => compare::run(&args),
             Command::Calibrate(args) => calibrate::run(&args),
             Command::Collective(args) => collective::run(&args),
             Command::Model(args) => model::run(&args),

@@ -1,17 +1,20 @@
 //! `moetwin run`: the program with real values.
 
-use crate::args::{DeploymentArgs, Speculation, Switch, not_yet};
+use super::slice::Slice;
+use crate::args::{DeploymentArgs, Speculation, Switch};
 use crate::error::{Failure, InputError, Outcome};
 use crate::generation::{Generated, Job, OnGpus, generate, gpus, reference};
+use crate::measurement::{ClassJson, Conditions, Measured};
 use crate::output::{self, NewFile};
 use crate::prompt;
 use crate::resolve::{self, Place};
 use crate::scenario::refuse_later_flags;
 use clap::{Args, ValueEnum};
 use moetwin::cuda::exec::inject::Injection;
+use moetwin::cuda::exec::{CudaExecutor, CudaOptions};
 use moetwin::cuda::launcher::Launcher;
 use moetwin::cuda::{Search, probe};
-use moetwin::models::{Deployment, ModelSpec};
+use moetwin::models::{Deployment, ModelSpec, RankId};
 use moetwin::runtime::builtin;
 use moetwin::runtime::text::{Sampler, TextError, TextModel, stop_tokens};
 use moetwin::runtime::weights::{CheckpointWeights, Layers, SyntheticWeights, WeightSource, first_layers};
@@ -61,21 +64,29 @@ Examples:
   moetwin run --prompt-ids 1,2,3 --tp 2 --ep 2 --json
   moetwin run --synthetic --layers 2 --prompt-ids 5,6,7 --dump values.safetensors
   moetwin run --backend cuda --model kimi-k2.5 --synthetic --layers 8 --batch 4 --context 128
+  moetwin run --backend cuda --model qwen3-30b-a3b --synthetic --batch 16 --context 128 --trace measured.json
+  moetwin run --backend cuda --model kimi-k2.5 --synthetic --tp 8 --only-rank 0 --batch 1 --context 128
 
 Without --model the small model that ships with moetwin runs: a mixture of experts with INT4 weights, trained on Shakespeare. The batch and its context come from the prompts; with --synthetic and no prompt, --batch prompts of --context tokens are drawn by --seed. The CPU reference computes in f32, in launch order; with --seed N it runs commands in
 a seeded order that streams and events allow, which must not change a value.
 
 With --backend cuda all ranks run in this process, one GPU each. Started by torchrun or srun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
-MASTER_PORT, or Slurm's variables), each process runs one rank, so that several hosts can take part; rank 0 prints the answer.")]
+MASTER_PORT, or Slurm's variables), each process runs one rank, so that several hosts can take part; rank 0 prints the answer.
+
+With --trace the last pass is measured command by command, to be put beside a prediction by `moetwin compare`. With --only-rank one GPU runs
+one rank of the split; what stands in for the others copies and takes --collective-delay, so only times mean anything.")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     deployment: DeploymentArgs,
     /// Who executes: the CPU reference, or CUDA and NCCL
     #[arg(long, value_enum, default_value_t = Backend::Cpu)]
     backend: Backend,
-    /// Execute only this rank of the deployment
+    /// Measure only this rank of the deployment, on one GPU; needs --backend cuda and --synthetic
     #[arg(long, value_name = "R")]
     only_rank: Option<u32>,
+    /// With --only-rank: microseconds that each collective takes
+    #[arg(long, value_name = "US", default_value_t = 0.0, allow_hyphen_values = true)]
+    collective_delay: f64,
     /// Seeded weights (--seed) instead of a checkpoint's
     #[arg(long)]
     synthetic: bool,
@@ -106,7 +117,7 @@ pub(crate) struct RunArgs {
     /// Write how often each expert was chosen for the tokens of the prompts, a file for --routing
     #[arg(long, value_name = "FILE")]
     record_routing: Option<PathBuf>,
-    /// Write the trace
+    /// Measure the last pass command by command and write it as a trace; needs --backend cuda
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Longest wait for anything on GPUs, seconds
@@ -132,6 +143,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         Backend::Cuda => launcher()?,
     };
     let deployment = args.deployment.deployment(launcher.as_ref().map_or(1, |l| l.size))?;
+    if let Some(rank) = args.only_rank {
+        return slice_of(args, RankId(rank), deployment, launcher.as_ref());
+    }
     if let Some(l) = &launcher
         && l.size != deployment.ranks()
     {
@@ -181,11 +195,23 @@ fn refuse_flags(args: &RunArgs) -> Result<(), Failure> {
     if d.spec.is_some_and(|s| s != Speculation::None) || d.spec_accept.is_some() {
         return Err(InputError::new("--spec", "is not for run: no draft is executed; moetwin sim predicts it").accepted(["none"]).into());
     }
-    if let Some(rank) = args.only_rank {
-        return Err(not_yet("--only-rank", &rank.to_string(), &["no --only-rank: all ranks run"]));
+    if let Some(rank) = args.only_rank
+        && !(drawn_prompts(args) && args.backend == Backend::Cuda)
+    {
+        let error =
+            InputError::new("--only-rank", "measures a rank with made-up weights and tokens: what other ranks would send is not there");
+        return Err(error.value(rank.to_string()).accepted(["--backend cuda --synthetic and no prompt"]).into());
     }
-    if let Some(trace) = &args.trace {
-        return Err(not_yet("--trace", &trace.to_string_lossy(), &["no --trace here; moetwin sim --trace"]));
+    let delay = args.collective_delay;
+    if delay != 0.0 && (args.only_rank.is_none() || !(0.0..=1e6).contains(&delay)) {
+        let error = InputError::new("--collective-delay", "is what stands in for a collective with --only-rank, in microseconds");
+        return Err(error.value(delay.to_string()).accepted(["0 to 1000000, with --only-rank R"]).into());
+    }
+    if let Some(trace) = &args.trace
+        && args.backend == Backend::Cpu
+    {
+        let error = InputError::new("--trace", "measures GPUs; times of the CPU reference say nothing about a step");
+        return Err(error.value(trace.to_string_lossy()).accepted(["--backend cuda", "moetwin sim --trace, which predicts"]).into());
     }
     Ok(())
 }
@@ -213,6 +239,7 @@ fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<O
     // Every process computes the answer, one tells it.
     let first = how.launcher.is_none_or(|l| l.rank == 0);
     let dump = args.dump.as_deref().filter(|_| first).map(|path| NewFile::plan("--dump", path)).transpose()?;
+    let trace = args.trace.as_deref().filter(|_| first).map(|path| NewFile::plan("--trace", path)).transpose()?;
     let routing = args.record_routing.as_deref().filter(|_| first).map(|path| NewFile::plan("--record-routing", path)).transpose()?;
     let name = args.deployment.model.as_deref().unwrap_or(builtin::NAME);
     let model = resolve::model("--model", name)?;
@@ -248,10 +275,26 @@ fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<O
         output::piece(t.prompt)?;
     }
     let model = stream.map(|t| &t.model);
+    let mut measured = None;
     let generated = match args.backend {
-        Backend::Cpu => generate(&job, |capacity| Ok(reference(&job, capacity)), model)?,
-        Backend::Cuda => generate(&job, |capacity| gpus(&job, capacity, how), model)?,
+        Backend::Cpu => generate(&job, |capacity| Ok(reference(&job, capacity)), model, |_, _, _| Ok(()))?,
+        Backend::Cuda => generate(
+            &job,
+            |capacity| gpus(&job, capacity, how),
+            model,
+            |executor, key, inputs| {
+                if args.trace.is_some() {
+                    let of = conditions(args, name, &job.deployment);
+                    measured = Some(Measured::of(executor, key, inputs, of)?);
+                }
+                Ok(())
+            },
+        )?,
     };
+    if let (Some(file), Some(measured)) = (trace, &measured) {
+        file.commit(measured.trace()?.as_bytes())?;
+        output::note(&measured.words());
+    }
     if let Some(file) = dump {
         file.commit(&generated.dump)?;
     }
@@ -262,15 +305,57 @@ fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<O
         return Ok(Outcome::Yes);
     }
     if args.deployment.json {
-        output::answer_json(&json(&spec, &job, &generated, args.backend))?;
+        output::answer_json(&json(&spec, &job, &generated, args.backend, measured.as_ref()))?;
     } else {
         output::answer(&report(&spec, &job, &generated, stream.is_some(), args.backend))?;
     }
     Ok(Outcome::Yes)
 }
 
+/// What a measured step of these flags is of.
+fn conditions(args: &RunArgs, model: &str, deployment: &Deployment) -> Conditions {
+    Conditions {
+        model: model.to_owned(),
+        layers: args.layers,
+        seed: args.deployment.seed,
+        synthetic: args.synthetic,
+        ..Conditions::here(deployment)
+    }
+}
+
+/// One rank alone.
+fn slice_of(args: &RunArgs, rank: RankId, deployment: Deployment, launcher: Option<&Launcher>) -> Result<Outcome, Failure> {
+    let (ranks, given) = (deployment.ranks(), rank.0.to_string());
+    let wrong = |message: String, accepted: String| InputError::new("--only-rank", message).value(given.as_str()).accepted([accepted]);
+    if rank.0 >= ranks {
+        return Err(wrong(format!("the flags make {ranks} ranks"), format!("0 to {}", ranks - 1)).into());
+    }
+    if launcher.is_some_and(|l| l.size > 1) {
+        return Err(wrong("is one process by itself, and a launcher started several".to_owned(), "no launcher".to_owned()).into());
+    }
+    let trace = args.trace.as_deref().map(|path| NewFile::plan("--trace", path)).transpose()?;
+    let name = args.deployment.model.as_deref().unwrap_or(builtin::NAME);
+    let spec = cut(resolve::model("--model", name)?.spec, args.layers)?;
+    let step = args.deployment.step(&spec)?;
+    gpus_at_hand(1, None)?;
+    let memory_bytes = probe(&Search::from_environment()).gpus.first().map_or(0, |g| g.memory_bytes);
+    let options = CudaOptions {
+        capacity: 0,
+        deadline: Duration::from_secs(args.deadline),
+        graphs: args.deployment.graphs != Some(Switch::Off),
+        inject: None,
+        stand_in: Some(Duration::from_secs_f64(args.collective_delay / 1e6)),
+    };
+    let mut of = conditions(args, name, &deployment);
+    of.collective_delay_us = Some(args.collective_delay);
+    let weights = SyntheticWeights::new(&spec, args.deployment.seed);
+    let slice = Slice { spec: &spec, weights: &weights, deployment, step, rank, seed: args.deployment.seed, conditions: of };
+    let open = |capacity| CudaExecutor::open_alone(rank, ranks, CudaOptions { capacity, ..options });
+    slice.measure(memory_bytes, open)?.report(&spec.name, args.deployment.seed, args.deployment.json, trace)
+}
+
 /// The model with its first layers only.
-fn cut(spec: ModelSpec, layers: Option<u32>) -> Result<ModelSpec, Failure> {
+pub(super) fn cut(spec: ModelSpec, layers: Option<u32>) -> Result<ModelSpec, Failure> {
     match layers {
         None => Ok(spec),
         Some(n) if n as usize > spec.layers.len() => {
@@ -366,7 +451,7 @@ struct RunJson<'a> {
     collectives: u64,
     step_ms: Option<StepMs>,
     tokens_per_s: Option<f64>,
-    breakdown: [(); 0],
+    breakdown: Vec<ClassJson>,
     tokens: &'a [Vec<u32>],
 }
 
@@ -377,7 +462,7 @@ struct StepMs {
     p99: f64,
 }
 
-fn json<'a>(spec: &'a ModelSpec, job: &Job<'_>, generated: &'a Generated, backend: Backend) -> RunJson<'a> {
+fn json<'a>(spec: &'a ModelSpec, job: &Job<'_>, generated: &'a Generated, backend: Backend, measured: Option<&Measured>) -> RunJson<'a> {
     RunJson {
         schema: 1,
         seed: job.order_seed,
@@ -387,8 +472,8 @@ fn json<'a>(spec: &'a ModelSpec, job: &Job<'_>, generated: &'a Generated, backen
         collectives: generated.collectives,
         step_ms: generated.step_quantiles_ms().map(|(median, p99)| StepMs { median, p99 }),
         tokens_per_s: generated.tokens_per_s(),
-        // The reference is not timed by class of op.
-        breakdown: [],
+        // Only a measured pass is timed by class of op.
+        breakdown: measured.map_or_else(Vec::new, Measured::by_class),
         tokens: &generated.tokens,
     }
 }
@@ -418,7 +503,7 @@ fn report(spec: &ModelSpec, job: &Job<'_>, generated: &Generated, streamed: bool
 }
 
 /// Says what keeps CUDA from being used here; how many GPUs there are if nothing does.
-fn gpus_at_hand(ranks: u32, launcher: Option<&Launcher>) -> Result<usize, Failure> {
+pub(super) fn gpus_at_hand(ranks: u32, launcher: Option<&Launcher>) -> Result<usize, Failure> {
     let probed = probe(&Search::from_environment());
     let mut missing = probed.missing_for(ranks as usize);
     if launcher.is_some() {
@@ -429,7 +514,7 @@ fn gpus_at_hand(ranks: u32, launcher: Option<&Launcher>) -> Result<usize, Failur
     if missing.is_empty() {
         return Ok(probed.gpus.len());
     }
-    let mut text = "--backend cuda cannot run here".to_owned();
+    let mut text = "CUDA cannot be used here".to_owned();
     for (name, m) in missing {
         text.push_str(&format!("\n  {name}: {}\n    {}", m.why, m.remedy));
     }

@@ -30,7 +30,7 @@ impl Stamp {
 }
 
 /// The civil date of a day since 1970 (Hinnant, `civil_from_days`).
-fn date(days: u64) -> String {
+pub(crate) fn date(days: u64) -> String {
     let z = days as i64 + 719_468;
     let era = z.div_euclid(146_097);
     let day_of_era = z.rem_euclid(146_097);
@@ -90,6 +90,7 @@ pub(crate) fn machine(examination: &Examination, stamp: &Stamp) -> Option<Machin
         launch: launch(examination, &like, stamp),
         collectives: assumed(&like.collectives, &like.name)?,
         assumptions: vec![format!("what was not measured here is that of {}", like.name)],
+        kernels: None,
         models,
     };
     Some(machine)

@@ -1,6 +1,6 @@
 //! What an examination says: as a machine file, and for people.
 
-mod machine;
+pub(crate) mod machine;
 mod text;
 
 pub(crate) use machine::{Stamp, machine};

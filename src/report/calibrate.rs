@@ -2,8 +2,11 @@
 
 use crate::commands::calibrate::Answer;
 use crate::table::{Table, count, wrap};
+use moetwin::cuda::exec::calibrate::Floors;
 use moetwin::sim::calibrate::{Residual, table_errors};
+use moetwin::sim::cost::OwnError;
 use serde::Serialize;
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 
 /// Version of the object.
@@ -192,4 +195,46 @@ fn worst(out: &mut String, answer: &Answer) {
         ]);
     }
     let _ = write!(out, "\nRows that fit worst\n{}", table.render());
+}
+
+/// What was measured on GPUs.
+pub(crate) struct Measured<'a> {
+    /// When, on what and with which versions.
+    pub(crate) source: &'a str,
+    /// Floors and rates.
+    pub(crate) floors: &'a Floors,
+    /// Rows of kernels.
+    pub(crate) rows: usize,
+    /// How well rows are predicted by others.
+    pub(crate) errors: &'a [OwnError],
+    /// What else is to be said.
+    pub(crate) said: &'a [String],
+}
+
+/// What was measured, as JSON.
+pub(crate) fn measured_json(m: &Measured<'_>) -> Value {
+    json!({"schema": 1, "source": m.source, "floors": m.floors, "kernel_rows": m.rows, "left_out": m.errors, "notes": m.said})
+}
+
+/// What was measured, for a person.
+pub(crate) fn measured_text(m: &Measured<'_>) -> String {
+    let us = |ps: u64| ps as f64 / 1e6;
+    let mut out = format!(
+        "{}\n\nCopies {:.2} TB/s; a node of a captured graph {:.2} us, a launch {:.2} us of the host, of a graph {:.1} us\n",
+        m.source,
+        m.floors.copy_bytes_per_s / 1e12,
+        us(m.floors.graph_node_ps),
+        us(m.floors.eager_kernel_ps),
+        us(m.floors.graph_launch_ps)
+    );
+    let mut table = Table::new(["op", "rows", "median", "p90"], &[]);
+    for e in m.errors {
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        table.row([e.op.clone(), e.rows.to_string(), percent(e.median), percent(e.p90)]);
+    }
+    out.push_str(&format!("\n{} rows of kernels; what the others say of one that is left out is off by\n{}", m.rows, table.render()));
+    for line in m.said {
+        out.push_str(&format!("  - {line}\n"));
+    }
+    out
 }

@@ -2,7 +2,7 @@
 
 use super::check_log::LogReport;
 use moetwin::engines::memory::Line;
-use moetwin::engines::verdict::{Answer, Behind, CheckedFix, Starts};
+use moetwin::engines::verdict::{Answer, Behind, CheckedFix, Starts, Toolkit};
 use moetwin::engines::{Kind, Numbers, Phase};
 use serde::Serialize;
 
@@ -10,6 +10,9 @@ use serde::Serialize;
 #[derive(Serialize)]
 pub(crate) struct CheckJson<'a> {
     schema: u32,
+    engine: &'static str,
+    /// The version that was answered for.
+    version: &'a str,
     starts: Starts,
     phase: Phase,
     kind: Kind,
@@ -27,6 +30,8 @@ pub(crate) struct CheckJson<'a> {
     states: u64,
     /// The fullest rank's memory, in order of allocation.
     memory: &'a [Line],
+    /// The same launch with engines built with CUDA 12 and 13.
+    cuda: &'a [Toolkit],
     #[serde(skip_serializing_if = "Option::is_none")]
     log: Option<&'a LogReport>,
 }
@@ -49,6 +54,8 @@ impl<'a> LogAnswer<'a> {
 pub(crate) fn json<'a>(answer: &'a Answer, log: Option<&'a LogReport>) -> CheckJson<'a> {
     CheckJson {
         schema: 1,
+        engine: answer.settings.engine.title(),
+        version: &answer.settings.version.text,
         starts: answer.starts,
         phase: answer.phase,
         kind: answer.kind,
@@ -65,6 +72,7 @@ pub(crate) fn json<'a>(answer: &'a Answer, log: Option<&'a LogReport>) -> CheckJ
         source: &answer.source,
         states: answer.states,
         memory: &answer.memory,
+        cuda: &answer.cuda,
         log,
     }
 }

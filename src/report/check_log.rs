@@ -71,12 +71,19 @@ impl LogReport {
         let width = self.figures.iter().map(|f| f.name.len()).max().unwrap_or(0);
         for figure in &self.figures {
             let beside = match figure.predicted {
-                Some(p) if figure.logged != 0.0 => format!("  predicted {p:.2} ({:+.1} %)", (p / figure.logged - 1.0) * 100.0),
-                Some(p) => format!("  predicted {p:.2}"),
+                Some(p) if figure.logged != 0.0 => {
+                    format!("  predicted {} ({:+.1} %)", amount(p), (p / figure.logged - 1.0) * 100.0)
+                }
+                Some(p) => format!("  predicted {}", amount(p)),
                 None => String::new(),
             };
-            let _ = writeln!(out, "  {:width$}  {:.2}{beside}", figure.name, figure.logged);
+            let _ = writeln!(out, "  {:width$}  {:>10}{beside}", figure.name, amount(figure.logged));
         }
         out
     }
+}
+
+/// Tokens without decimals, GiB and fractions with two.
+fn amount(value: f64) -> String {
+    if value >= 1000.0 { format!("{value:.0}") } else { format!("{value:.2}") }
 }

@@ -8,19 +8,12 @@ use std::fmt::Write as _;
 /// The report.
 pub(crate) fn text(question: &Question, answer: &Answer) -> String {
     let mut out = String::new();
-    let verdict = match answer.starts {
-        Starts::Yes => "starts",
-        Starts::No => "does not start",
-        Starts::Hang => "may hang",
-        Starts::ServeFails => "starts, and fails in service",
-        Starts::Degraded => "serves, degraded",
-    };
-    let _ = writeln!(out, "{} {}: {verdict}", question.engine.title(), question.version.text);
+    let _ = writeln!(out, "{} {}: {}", question.engine.title(), answer.settings.version.text, in_words(answer.starts));
     if !answer.invariant.is_empty() {
         let _ = writeln!(out, "  {} at {} ({})", answer.kind.name(), answer.phase.name(), answer.invariant);
     }
     let _ = writeln!(out, "  {}\n", answer.message);
-    if let Ok(command) = command::parse(&question.command, &question.version) {
+    if let Ok(command) = command::parse(&question.command, &answer.settings.version) {
         out.push_str(&marked(&question.command, &command, &answer.arguments));
     }
     list(&mut out, "How it comes to that", &answer.story, true);
@@ -35,6 +28,7 @@ pub(crate) fn text(question: &Question, answer: &Answer) -> String {
         out.push('\n');
     }
     memory(&mut out, answer);
+    toolkits(&mut out, answer);
     let fixes: Vec<String> = answer.fixes.iter().map(|f| format!("{}{}", f.text, fixed(f.verified, f.then))).collect();
     list(&mut out, "What would remove it", &fixes, false);
     list(&mut out, "Worth knowing", &answer.notes, false);
@@ -44,6 +38,29 @@ pub(crate) fn text(question: &Question, answer: &Answer) -> String {
     }
     let _ = writeln!(out, "Start-up searched: {} states", answer.states);
     out
+}
+
+fn in_words(starts: Starts) -> &'static str {
+    match starts {
+        Starts::Yes => "starts",
+        Starts::No => "does not start",
+        Starts::Hang => "may hang",
+        Starts::ServeFails => "starts, and fails in service",
+        Starts::Degraded => "serves, degraded",
+    }
+}
+
+/// The launch under each toolkit, where they differ in anything.
+fn toolkits(out: &mut String, answer: &Answer) {
+    let Some(sm) = answer.hardware.sm.filter(|_| !answer.cuda.is_empty()) else { return };
+    let _ = writeln!(out, "Built with another CUDA, on SM{sm}");
+    for toolkit in &answer.cuda {
+        let fault =
+            if toolkit.invariant.is_empty() { String::new() } else { format!(" ({} at {})", toolkit.invariant, toolkit.phase.name()) };
+        let given = if toolkit.given { ", as here" } else { "" };
+        let _ = writeln!(out, "  CUDA {}{given}: {}{fault}; {}", toolkit.cuda, in_words(toolkit.starts), toolkit.says.join("; "));
+    }
+    out.push('\n');
 }
 
 /// The memory of the fullest rank: lines that stay add up, transient ones are in brackets.
@@ -89,8 +106,9 @@ fn list(out: &mut String, title: &str, items: &[String], numbered: bool) {
 
 /// The command, line by line, with carets under the arguments that the fault is about.
 fn marked(text: &str, command: &Command, arguments: &[String]) -> String {
-    let spans: Vec<std::ops::Range<usize>> =
-        command.given.iter().filter(|g| arguments.iter().any(|a| *a == g.written || *a == g.name)).map(|g| g.span.clone()).collect();
+    let flags = command.given.iter().filter(|g| arguments.iter().any(|a| *a == g.written || *a == g.name)).map(|g| g.span.clone());
+    let words = command.stray.iter().filter(|s| arguments.contains(&s.text)).map(|s| s.span.clone());
+    let spans: Vec<std::ops::Range<usize>> = flags.chain(words).collect();
     let mut out = String::new();
     let mut at = 0;
     for line in text.split_inclusive('\n') {

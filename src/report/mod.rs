@@ -6,6 +6,7 @@ pub(crate) mod check_log;
 pub(crate) mod check_text;
 pub(crate) mod collective_json;
 pub(crate) mod collective_text;
+pub(crate) mod compare;
 pub(crate) mod html;
 pub(crate) mod kernels;
 pub(crate) mod requests;

@@ -215,7 +215,7 @@ impl Plan<'_> {
             return self.experts_single(&e, activation, storages, h);
         }
         let offsets = self.scratch(4 * (e.local + 1));
-        let active = self.scratch(4 * (e.local + 1));
+        let active = self.scratch(4 * (e.units() + 1));
         let list = self.scratch(4 * e.pairs);
         let y = self.scratch(4 * e.pairs * e.hidden);
         let small = e.pairs <= LISTED_PAIRS && e.local <= LISTED_EXPERTS;
@@ -227,6 +227,7 @@ impl Plan<'_> {
             self.int(e.pairs, "pairs")?,
             self.int(e.first, "experts")?,
             self.int(e.local, "experts")?,
+            self.int(e.tokens() * TILE_TOKENS, "tokens of a unit")?,
         ];
         let kernel = if small { "expert_lists" } else { "expert_lists_large" };
         self.grid("route.cu", kernel, [1, 1, 1], LISTED_EXPERTS as u32, if small { 4 * e.pairs } else { 0 }, args)?;
@@ -257,7 +258,7 @@ impl Plan<'_> {
             (Storage::Fp8 { .. }, _) => "experts_down_fp8_4",
         };
         let blocks = e.hidden.div_ceil(TILE_ROWS).div_ceil(u64::from(WARPS) / parts);
-        self.grid(experts_source(storages[1]), kernel, [blocks, e.pairs.min(e.local), 1], BLOCK, 0, args)?;
+        self.grid(experts_source(storages[1]), kernel, [blocks, e.units(), 1], BLOCK, 0, args)?;
         self.experts_sum(&e, y)
     }
 
@@ -302,7 +303,7 @@ impl Plan<'_> {
             (Storage::Fp8 { .. }, 2) => "experts_gate_up_fp8_2",
             (Storage::Fp8 { .. }, _) => "experts_gate_up_fp8_4",
         };
-        let y = if lists.is_some() { e.pairs.min(e.local) } else { e.topk };
+        let y = if lists.is_some() { e.units() } else { e.topk };
         let blocks = e.inter.div_ceil(FUSED_COLS).div_ceil(u64::from(WARPS) / parts);
         self.grid(experts_source(storage), kernel, [blocks, y, 1], BLOCK, 0, args)
     }
@@ -398,7 +399,11 @@ impl ExpertsPlan {
         let (pairs, local) = (self.pairs as f64, self.local.max(1) as f64);
         (local * (1.0 - libm::pow(1.0 - 1.0 / local, pairs))) as u64
     }
-    /// Token tiles of a block: enough for twice the mean of tokens that an expert gets; more tokens take further rounds.
+    /// Most units of work (`expert_lists` in route.cu): an expert's last one may be part of one.
+    fn units(&self) -> u64 {
+        self.pairs.min(self.local) + self.pairs / (self.tokens() * TILE_TOKENS)
+    }
+    /// Token tiles of a unit of work: enough for twice the mean of tokens that an expert gets; more tokens are further units.
     fn tokens(&self) -> u64 {
         let mean = self.pairs.div_ceil(self.local.max(1));
         [1, 2].into_iter().find(|t| 2 * mean <= t * TILE_TOKENS).unwrap_or(4)

@@ -27,6 +27,7 @@ pub const SOURCES: &[Source] = &[
     Source { name: "experts_int4.cu", text: include_str!("../../cuda/experts_int4.cu") },
     Source { name: "experts_fp8.cu", text: include_str!("../../cuda/experts_fp8.cu") },
     Source { name: "exchange.cu", text: include_str!("../../cuda/exchange.cu") },
+    Source { name: "measure.cu", text: include_str!("../../cuda/measure.cu") },
     Source { name: "synthetic.cu", text: include_str!("../../cuda/synthetic.cu") },
 ];
 

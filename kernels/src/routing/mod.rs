@@ -5,12 +5,14 @@
 //! the most uneven, so that sums over layers are close to the expectation.
 
 mod distribution;
+mod recorded;
 mod sample;
 
 #[cfg(test)]
 mod tests;
 
 pub use distribution::{Distribution, RoutingError, RoutingHistogram};
+pub use recorded::RecordedRouting;
 pub use sample::{RoutingStatistics, SampledRouting};
 
 use moetwin_models::ExpertPlacement;

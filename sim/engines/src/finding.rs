@@ -205,6 +205,10 @@ impl Fix {
     pub fn remove(flag: &str) -> Self {
         Self { text: format!("remove {flag}"), changes: vec![Change::Remove(flag.to_owned())] }
     }
+    /// Leaves out a word that belongs to no flag.
+    pub fn drop_word(word: &str) -> Self {
+        Self { text: format!("remove '{word}'"), changes: vec![Change::Word(word.to_owned())] }
+    }
     /// Sets an environment variable.
     pub fn env(name: &str, value: &str) -> Self {
         Self { text: format!("{name}={value}"), changes: vec![Change::Env(name.to_owned(), Some(value.to_owned()))] }
@@ -233,6 +237,8 @@ pub enum Change {
     Set(String, Option<String>),
     /// A flag goes.
     Remove(String),
+    /// A word that belongs to no flag goes.
+    Word(String),
     /// An environment variable gets a value, or goes.
     Env(String, Option<String>),
     /// The engine gets another version.

@@ -16,6 +16,7 @@ pub mod memory;
 pub mod model;
 pub mod pace;
 pub mod parsers;
+pub mod provenance;
 pub mod question;
 pub mod resolve;
 pub mod rules;

@@ -111,6 +111,8 @@ pub struct Settings {
     pub shared_experts_fusion: bool,
     /// Only the language part of a multimodal model is loaded.
     pub language_only: bool,
+    /// Prompts may hold no videos.
+    pub without_videos: bool,
     /// Every flag as given, by its canonical name (`--tensor-parallel-size`); a switch is `true`.
     pub flags: BTreeMap<String, String>,
     /// The environment: the question's and the command's.

@@ -151,7 +151,7 @@ proptest! {
         prop_assert_eq!(answer.starts == Starts::Yes, answer.invariant.is_empty());
         for fix in answer.fixes.iter().filter(|f| f.verified) {
             let again = verdict::check_with(&question, &fix.changes).expect("a command");
-            prop_assert!(again.invariant != answer.invariant || again.starts != answer.starts, "{} after {}: {}", question.command, fix.text, again.message);
+            prop_assert!((&again.invariant, &again.arguments) != (&answer.invariant, &answer.arguments) || again.starts != answer.starts, "{} after {}: {}", question.command, fix.text, again.message);
             prop_assert_eq!(Some(again.starts), fix.then);
         }
     }

@@ -10,6 +10,7 @@ mod gemm;
 pub mod import;
 mod interpolate;
 mod left_out;
+mod own;
 mod query;
 mod rates;
 pub mod table;
@@ -17,6 +18,7 @@ mod tables;
 
 pub use catalog::Kernels;
 pub use left_out::render_left_out;
+pub use own::{OwnError, OwnKernels, OwnRow, OwnWork, without_gaps};
 pub use query::{CacheType, GqaShape, Query};
 pub use rates::{Element, GpuRates};
 pub use tables::{FamilyError, KernelTables, family_errors, family_totals};
@@ -166,6 +168,9 @@ const SMALL_KERNEL_US: f64 = 2.5;
 pub struct CostModel<T = KernelTables> {
     rates: GpuRates,
     tables: Option<T>,
+    /// Times of our own kernels on this GPU, asked first.
+    own: Option<OwnKernels>,
+    known_own: RefCell<BTreeMap<OwnWork, Option<OpCost>>>,
     /// Layers repeat: equal questions have equal answers.
     known: RefCell<BTreeMap<Work, OpCost>>,
 }
@@ -218,7 +223,22 @@ impl Floor {
 impl<T: CostTable> CostModel<T> {
     /// Costs on a GPU with these rates, from tables where there are any.
     pub fn new(rates: GpuRates, tables: Option<T>) -> Self {
-        Self { rates, tables, known: RefCell::default() }
+        Self { rates, tables, own: None, known_own: RefCell::default(), known: RefCell::default() }
+    }
+    /// The same where our own kernels run and were measured.
+    pub fn with_own(self, own: Option<OwnKernels>) -> Self {
+        Self { own, ..self }
+    }
+    /// What our own kernels take, where they were measured.
+    fn own_cost(&self, graph: &Graph, node: NodeId, rank: RankId, facts: &CostFacts) -> Option<OpCost> {
+        let own = self.own.as_ref()?;
+        let work = OwnWork::of(graph, node, rank, facts)?;
+        if let Some(known) = self.known_own.borrow().get(&work) {
+            return *known;
+        }
+        let cost = own.cost(&work, &self.rates);
+        self.known_own.borrow_mut().insert(work, cost);
+        cost
     }
     /// The tables.
     pub fn tables(&self) -> Option<&T> {
@@ -226,10 +246,13 @@ impl<T: CostTable> CostModel<T> {
     }
     /// The cost of the command that carries out `node` on `rank`.
     pub fn cost(&self, graph: &Graph, node: NodeId, rank: RankId, facts: &CostFacts) -> OpCost {
-        let node = &graph.nodes[node];
         if facts.kernels == 0 {
             return OpCost::NOTHING;
         }
+        if let Some(cost) = self.own_cost(graph, node, rank, facts) {
+            return cost;
+        }
+        let node = &graph.nodes[node];
         let bytes = facts.weight_bytes.saturating_add(facts.read_bytes).saturating_add(facts.write_bytes);
         let work = Work {
             query: Query::of(graph, node, rank, facts),

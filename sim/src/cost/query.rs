@@ -123,7 +123,7 @@ fn gqa_shape(graph: &Graph, node: &Node, rank: RankId, head_dim: u64, window: u6
     (kv_heads > 0).then_some(GqaShape { kv_heads, head_dim, window })
 }
 
-fn weight_format(graph: &Graph, node: &Node) -> Option<WeightFormat> {
+pub(super) fn weight_format(graph: &Graph, node: &Node) -> Option<WeightFormat> {
     node.inputs.iter().find_map(|t| match graph.tensors.get(*t)?.kind {
         TensorKind::Weight(weight) => Some(weight.format),
         _ => None,

@@ -24,7 +24,7 @@ pub use transport::{Exchange, Outcome, Transport};
 
 use crate::collective::{GraphMode, Library};
 use crate::cost::{CostModel, KernelTables, Kernels};
-use crate::machine::Machine;
+use crate::machine::{GpuModel, Machine};
 use crate::time::{Duration, Time};
 use moetwin_kernels::routing::RoutingLoad;
 use moetwin_models::{AllToAll, IdVec, RankId};
@@ -181,8 +181,9 @@ pub fn simulate(program: &Program, machine: &Machine, routing: &dyn RoutingLoad,
     };
     let gpus = placement(program, &machine, &options.gpus)?;
     // One cost model for each GPU model of the machine.
-    let models: Vec<CostModel> =
-        machine.models.iter().map(|gpu| CostModel::new(gpu_rates(gpu), KernelTables::for_gpu(&gpu.name, options.kernels))).collect();
+    let own = machine.kernels.as_ref().filter(|_| options.kernels == Kernels::Any);
+    let model = |gpu: &GpuModel| CostModel::new(gpu_rates(gpu), KernelTables::for_gpu(&gpu.name, options.kernels)).with_own(own.cloned());
+    let models: Vec<CostModel> = machine.models.iter().map(model).collect();
     let of_rank: Vec<&CostModel> = gpus.iter().map(|&gpu| &models[machine.gpus[gpu].model]).collect();
     let mut priced = price::price(program, &of_rank, routing)?;
     if options.kernel_latency_permille != 1000 {

@@ -20,6 +20,7 @@ pub fn check(machine: &Machine) -> Result<(), FileError> {
     check_links(machine)?;
     check_trees(machine)?;
     check_defects(machine)?;
+    check_kernels(machine)?;
     check_connected(machine)
 }
 
@@ -120,6 +121,21 @@ fn check_defects(machine: &Machine) -> Result<(), FileError> {
         rate_in_range(format!("defects[{index}].bytes_per_s"), bytes_per_s.value)?;
     }
     Ok(())
+}
+
+/// Most rows of measured kernels.
+const MOST_ROWS: usize = 100_000;
+
+fn check_kernels(machine: &Machine) -> Result<(), FileError> {
+    let Some(own) = &machine.kernels else { return Ok(()) };
+    if own.rows.len() > MOST_ROWS {
+        return Err(FileError::value("kernels.rows", format!("{} entries; at most {MOST_ROWS} are read", own.rows.len())));
+    }
+    let longest = MOST_LATENCY.as_ps();
+    match own.rows.iter().position(|r| r.time_ps == 0 || r.time_ps > longest || r.work.kernels.is_empty()) {
+        Some(i) => Err(FileError::value(format!("kernels.rows[{i}]"), format!("a row has kernels, and a time of 1 to {longest} ps"))),
+        None => Ok(()),
+    }
 }
 
 /// Every GPU reaches its neighbour by ordinal, and so every other: connection is transitive except for host memory, which each has or lacks.

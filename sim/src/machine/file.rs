@@ -1,6 +1,7 @@
 //! Machine files: JSON with `"schema": 1`, every figure with its origin and source, units in the field names.
 
 use super::{CollectiveFigures, Defect, Figure, GpuModel, LaunchCosts, Link, LinkKind, Machine, Rate, Slot, Vertex, VertexId, check};
+use crate::cost::OwnKernels;
 use crate::time::Duration;
 use moetwin_models::IdVec;
 use moetwin_models::ids::Id;
@@ -58,6 +59,8 @@ struct MachineFile {
     peer_access: Figure<bool>,
     launch: LaunchCosts,
     collectives: CollectiveFigures,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kernels: Option<OwnKernels>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -175,6 +178,7 @@ impl MachineFile {
             launch: self.launch,
             collectives: self.collectives,
             assumptions: self.assumptions,
+            kernels: self.kernels,
         })
     }
 }
@@ -218,6 +222,7 @@ impl Machine {
             peer_access: self.peer_access.clone(),
             launch: self.launch.clone(),
             collectives: self.collectives.clone(),
+            kernels: self.kernels.clone(),
         };
         let mut text = serde_json::to_string_pretty(&file).expect("a machine holds strings and integers only");
         text.push('\n');

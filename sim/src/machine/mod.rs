@@ -16,6 +16,7 @@ pub use file::{FileError, from_json};
 pub use gpu::{FlopRate, Format, GpuModel};
 pub use table::{GPU_TABLE, gpu_models, gpu_named};
 
+use crate::cost::OwnKernels;
 use crate::time::Duration;
 use moetwin_models::{IdVec, define_id};
 use serde::{Deserialize, Serialize};
@@ -291,6 +292,8 @@ pub struct Machine {
     pub collectives: CollectiveFigures,
     /// What was assumed about the machine as a whole.
     pub assumptions: Vec<String>,
+    /// Times of our own kernels on its GPUs, where they were measured.
+    pub kernels: Option<OwnKernels>,
 }
 
 impl Machine {

@@ -39,6 +39,8 @@ pub struct DriverGpu {
     /// Events behind the commands of the latest eager run, and how many of them it recorded.
     marks: Vec<sys::CUevent>,
     marked: usize,
+    /// Events that keep the time, by their number.
+    stamps: BTreeMap<u32, sys::CUevent>,
     abort: AbortSignal,
     // Last: everything above belongs to its context.
     device: Option<Device>,
@@ -71,6 +73,7 @@ impl DriverGpu {
             graphs: BTreeMap::new(),
             marks: Vec::new(),
             marked: 0,
+            stamps: BTreeMap::new(),
             abort,
             device: Some(device),
         };
@@ -257,6 +260,28 @@ impl Gpu for DriverGpu {
         let reached = |e: &sys::CUevent| unsafe { sys::cuEventQuery(*e) } != sys::CUresult::CUDA_ERROR_NOT_READY;
         self.marks[..self.marked].iter().position(|e| !reached(e)).map(|i| i as u32)
     }
+    fn stamp(&mut self, stream: Stream, stamp: u32) -> Result<(), GpuError> {
+        *self.chain(stream) = false;
+        let stream = self.stream(stream)?;
+        let event = match self.stamps.get(&stamp) {
+            Some(&event) => event,
+            None => {
+                let made = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(failed("cuEventCreate"))?;
+                self.stamps.insert(stamp, made);
+                made
+            }
+        };
+        // SAFETY: both are alive and of this context.
+        unsafe { result::event::record(event, stream) }.map_err(failed("cuEventRecord"))
+    }
+    fn elapsed_ps(&mut self, from: u32, to: u32) -> Result<u64, GpuError> {
+        let event =
+            |stamp: u32| self.stamps.get(&stamp).copied().ok_or_else(|| GpuError::new("stamp", format!("{stamp} was not recorded")));
+        // SAFETY: both are alive, of this context and were recorded.
+        let ms = unsafe { result::event::elapsed(event(from)?, event(to)?) }.map_err(failed("cuEventElapsedTime"))?;
+        // Clock steps of two streams may put the later stamp a little earlier.
+        Ok((f64::from(ms) * 1e9).max(0.0) as u64)
+    }
     fn synchronize(&mut self, deadline: Duration) -> Result<(), GpuError> {
         self.chained = [false; STREAMS];
         let begin = Instant::now();
@@ -329,7 +354,8 @@ impl Gpu for DriverGpu {
         self.communicators.clear();
         // SAFETY: each handle was made by this GPU and is destroyed once: the lists are emptied.
         unsafe {
-            for event in std::mem::take(&mut self.events).into_values().chain(std::mem::take(&mut self.marks)) {
+            let stamps = std::mem::take(&mut self.stamps).into_values();
+            for event in std::mem::take(&mut self.events).into_values().chain(std::mem::take(&mut self.marks)).chain(stamps) {
                 result::event::destroy(event).ok();
             }
             self.functions.clear();
@@ -349,7 +375,7 @@ impl Gpu for DriverGpu {
         self.graphs.clear();
         std::mem::forget(std::mem::take(&mut self.communicators));
         (self.events, self.marks, self.modules) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-        (self.allocations, self.streams) = (Vec::new(), Vec::new());
+        (self.allocations, self.streams, self.stamps) = (Vec::new(), Vec::new(), BTreeMap::new());
         std::mem::forget(self.device.take());
     }
 }

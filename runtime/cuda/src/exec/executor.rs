@@ -4,6 +4,7 @@
 use super::driver_host::DriverHost;
 use super::gpu::{AbortSignal, Host};
 use super::inject::Injection;
+use super::measure::{RankTimes, Repetitions};
 use super::parts::{decode, encode, from_bytes};
 use super::progress::{Board, Doing, Failed, What};
 use super::rank::{Communicators, Membership, Notes, PartOfResult, RankFailure};
@@ -32,6 +33,9 @@ pub struct CudaOptions {
     pub graphs: bool,
     /// A fault to inject.
     pub inject: Option<Injection>,
+    /// Where ranks are left out: how long a collective takes that the others are no part of. What it would bring is not there, so that
+    /// only times mean anything.
+    pub stand_in: Option<Duration>,
 }
 
 /// After the first sign of a failure: how long others may take to report theirs, which may be the cause.
@@ -72,6 +76,11 @@ impl CudaExecutor<DriverHost> {
         let host = DriverHost::open(ordinals, ranks).map_err(|e| opening(RankId(0), &e.to_string()))?;
         Self::on(host, (0..ranks).map(RankId).collect(), ranks, None, options)
     }
+    /// Opens one GPU for one rank of `ranks`, the others of which are not there: see [`CudaOptions::stand_in`].
+    pub fn open_alone(rank: RankId, ranks: u32, options: CudaOptions) -> Result<Self, ExecuteError> {
+        let host = DriverHost::open(BTreeMap::from([(rank, 0)]), 1).map_err(|e| opening(rank, &e.to_string()))?;
+        Self::on(host, vec![rank], ranks, None, CudaOptions { stand_in: options.stand_in.or(Some(Duration::ZERO)), ..options })
+    }
     /// Opens the GPU of this process's rank, one of `ranks`, the driver's number `ordinal`.
     pub fn open_one(rank: RankId, ordinal: usize, ranks: u32, link: Link, options: CudaOptions) -> Result<Self, ExecuteError> {
         match DriverHost::open(BTreeMap::from([(rank, ordinal)]), ranks) {
@@ -107,6 +116,7 @@ impl<H: Host> CudaExecutor<H> {
             capacity: options.capacity,
             deadline: options.deadline,
             injection: options.inject,
+            stand_in: options.stand_in,
             alone: link.is_some(),
         };
         let mut workers = Vec::new();
@@ -305,6 +315,9 @@ impl<H: Host> CudaExecutor<H> {
 
     /// Communicators of a program, made where they are new, in the same order on every rank.
     fn connect(&mut self, program: &Program) -> Result<Communicators, ExecuteError> {
+        if self.options.stand_in.is_some() {
+            return Ok(Communicators { groups: vec![0; program.groups.len()], world: 0 });
+        }
         let everyone: Vec<RankId> = program.ranks.ids().collect();
         let sends = program.ranks.iter().any(|(_, rp)| rp.commands.iter().any(|c| matches!(c.action, Action::Send { .. })));
         let mut wanted: Vec<Vec<RankId>> = program.groups.iter().map(|(_, g)| g.ranks.clone()).collect();
@@ -430,6 +443,31 @@ impl<H: Host> Executor for CudaExecutor<H> {
 }
 
 impl<H: Host> CudaExecutor<H> {
+    /// Measures a pass of a program on every rank, in the order of ranks.
+    pub fn measure(&mut self, key: ProgramKey, inputs: &StepInputs, often: Repetitions) -> Result<Vec<RankTimes>, ExecuteError> {
+        let program = Arc::clone(&self.programs[key.0]);
+        inputs.check(&program, self.options.capacity as usize)?;
+        if self.link.is_some() {
+            self.agree_on_pass(key, inputs)?;
+        }
+        let inputs = Arc::new(inputs.clone());
+        let (sender, times) = channel();
+        for rank in self.local() {
+            self.send(rank, Job::Measure(key.0, Arc::clone(&inputs), often, sender.clone()));
+        }
+        drop(sender);
+        self.answers(0)?;
+        let own: Vec<RankTimes> = times.try_iter().collect();
+        let wrong = |e: serde_json::Error| ExecuteError::Inputs(format!("times of another process: {e}"));
+        let own = serde_json::to_vec(&own).map_err(wrong)?;
+        let mut all: Vec<RankTimes> = Vec::new();
+        for bytes in self.agree("put times together", own, self.options.deadline)? {
+            all.extend(serde_json::from_slice::<Vec<RankTimes>>(&bytes).map_err(wrong)?);
+        }
+        all.sort_by_key(|t| t.rank);
+        Ok(all)
+    }
+
     /// Closes the queues and waits for the threads to end, for a bounded time; each frees what it owns.
     fn end(&mut self, limit: Duration) {
         let end = self.host.now() + limit;

@@ -2,6 +2,7 @@
 //! the driver would keep (memory, streams, captures, who has come to which collective) and writes down everything that would be wrong.
 
 use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Host, Stream};
+use super::pace::{COPY_PS, Clocks, EXCHANGE_PS};
 use super::progress::Board;
 use moetwin_kernels::launch::{Arg, Launch};
 use moetwin_models::RankId;
@@ -209,6 +210,7 @@ impl Host for FakeHost {
             capturing: None,
             graphs: BTreeMap::new(),
             kernels: 0,
+            clocks: Clocks::default(),
             stuck: false,
             aborted: false,
             closed: false,
@@ -254,6 +256,8 @@ impl Host for FakeHost {
 struct Recorded {
     rounds: Vec<(u32, String)>,
     kernels: u32,
+    /// What a replay takes, picoseconds.
+    ps: u64,
 }
 
 /// A fake GPU.
@@ -272,6 +276,7 @@ pub struct FakeGpu {
     capturing: Option<Recorded>,
     graphs: BTreeMap<usize, Recorded>,
     kernels: u32,
+    clocks: Clocks,
     stuck: bool,
     aborted: bool,
     closed: bool,
@@ -377,19 +382,22 @@ impl Gpu for FakeGpu {
         bytes.fill(0);
         Ok(())
     }
-    fn fill(&mut self, _: Stream, to: Address, _: u8, bytes: u64) -> Result<(), GpuError> {
+    fn fill(&mut self, stream: Stream, to: Address, _: u8, bytes: u64) -> Result<(), GpuError> {
         self.work("fill");
+        self.clocks.launched(stream, COPY_PS);
         self.within("fill", to, bytes);
         Ok(())
     }
-    fn copy(&mut self, _: Stream, from: Address, to: Address, bytes: u64) -> Result<(), GpuError> {
+    fn copy(&mut self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), GpuError> {
         self.work("copy on device");
+        self.clocks.launched(stream, COPY_PS);
         self.within("copy from", from, bytes);
         self.within("copy to", to, bytes);
         Ok(())
     }
-    fn launch(&mut self, _: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
+    fn launch(&mut self, stream: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
         self.work("launch");
+        self.clocks.kernel(stream, launch, args);
         for (arg, cell) in launch.args.iter().zip(args) {
             if matches!(arg, Arg::Input(_) | Arg::Output(_) | Arg::Scratch { .. } | Arg::Table(_) | Arg::Sequences) {
                 self.within(launch.kernel, *cell, 0);
@@ -401,13 +409,29 @@ impl Gpu for FakeGpu {
         }
         Ok(())
     }
-    fn record(&mut self, _: Stream, _: u32) -> Result<(), GpuError> {
+    fn record(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
         self.work("record event");
+        self.clocks.record(stream, event);
         Ok(())
     }
-    fn wait(&mut self, _: Stream, _: u32) -> Result<(), GpuError> {
+    fn wait(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
         self.work("wait for event");
+        self.clocks.wait(stream, event);
         Ok(())
+    }
+    fn stamp(&mut self, stream: Stream, stamp: u32) -> Result<(), GpuError> {
+        self.work("record stamp");
+        if self.capturing.is_some() {
+            self.wrong("stamps in a capture".to_owned());
+        }
+        self.clocks.stamp(stream, stamp);
+        Ok(())
+    }
+    fn elapsed_ps(&mut self, from: u32, to: u32) -> Result<u64, GpuError> {
+        if !self.pending.is_empty() {
+            self.wrong("reads stamps before the stream is idle".to_owned());
+        }
+        self.clocks.elapsed_ps(from, to)
     }
     fn mark(&mut self, _: Stream, mark: u32) -> Result<(), GpuError> {
         if self.capturing.is_some() {
@@ -431,8 +455,9 @@ impl Gpu for FakeGpu {
         self.asked(Asked::Connect(communicator));
         Ok(())
     }
-    fn communicate(&mut self, _: Stream, communicator: u32, element: Element, calls: &[Call]) -> Result<(), GpuError> {
+    fn communicate(&mut self, stream: Stream, communicator: u32, element: Element, calls: &[Call]) -> Result<(), GpuError> {
         self.work("communicate");
+        self.clocks.launched(stream, EXCHANGE_PS);
         let index = self.communicators.get(&communicator).map(|c| c.1);
         for call in calls {
             let (parts, count): (Vec<Address>, u64) = match *call {
@@ -459,12 +484,14 @@ impl Gpu for FakeGpu {
     }
     fn begin_capture(&mut self) -> Result<(), GpuError> {
         self.work("begin capture");
+        self.clocks.begin_capture();
         self.capturing = Some(Recorded::default());
         Ok(())
     }
     fn end_capture(&mut self) -> Result<Captured, GpuError> {
         self.work("end capture");
-        let recorded = self.capturing.take().ok_or_else(|| GpuError::new("end capture", "none was begun"))?;
+        let mut recorded = self.capturing.take().ok_or_else(|| GpuError::new("end capture", "none was begun"))?;
+        recorded.ps = self.clocks.end_capture();
         let number = self.graphs.len();
         self.graphs.insert(number, recorded);
         self.asked(Asked::Captured(number));
@@ -475,10 +502,12 @@ impl Gpu for FakeGpu {
         self.asked(Asked::Replay(graph.0));
         let recorded = self.graphs.get(&graph.0).cloned().ok_or_else(|| GpuError::new("replay", "no such graph"))?;
         (0..recorded.kernels).for_each(|_| self.kernel());
+        self.clocks.pass(0, recorded.ps);
         recorded.rounds.iter().try_for_each(|(communicator, text)| self.come(*communicator, text))
     }
     fn synchronize(&mut self, deadline: Duration) -> Result<(), GpuError> {
         self.work("synchronize");
+        self.clocks.synchronize();
         self.stand("synchronize", Standing::Rounds { rounds: self.pending.clone(), stuck: self.stuck }, deadline)?;
         for (id, round) in std::mem::take(&mut self.pending) {
             if let Err(e) = self.host.fabric.complete(id, round) {

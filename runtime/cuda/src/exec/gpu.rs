@@ -134,6 +134,10 @@ pub trait Gpu {
     fn mark(&mut self, stream: Stream, mark: u32) -> Result<(), GpuError>;
     /// The lowest mark of the latest eager run that its stream has not reached.
     fn unfinished(&mut self) -> Option<u32>;
+    /// Records the time at which a stream comes here as stamp number `stamp`; not in a capture.
+    fn stamp(&mut self, stream: Stream, stamp: u32) -> Result<(), GpuError>;
+    /// Picoseconds from one stamp to another, both passed.
+    fn elapsed_ps(&mut self, from: u32, to: u32) -> Result<u64, GpuError>;
     /// Joins a communicator: blocks until all `members` have, the deadline is over, or the run is aborted.
     fn connect(&mut self, communicator: u32, id: &[u8], index: u32, members: u32, deadline: Duration) -> Result<(), GpuError>;
     /// Runs calls of a communicator as one group.

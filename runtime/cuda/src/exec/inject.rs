@@ -227,6 +227,13 @@ impl<G: Gpu> Gpu for Injecting<G> {
     fn unfinished(&mut self) -> Option<u32> {
         self.gpu.unfinished()
     }
+    fn stamp(&mut self, stream: Stream, stamp: u32) -> Result<(), GpuError> {
+        self.saboteur.call("record stamp")?;
+        self.gpu.stamp(stream, stamp)
+    }
+    fn elapsed_ps(&mut self, from: u32, to: u32) -> Result<u64, GpuError> {
+        self.gpu.elapsed_ps(from, to)
+    }
     fn connect(&mut self, communicator: u32, id: &[u8], index: u32, members: u32, deadline: Duration) -> Result<(), GpuError> {
         self.saboteur.call("join communicator")?;
         self.gpu.connect(communicator, id, index, members, deadline)

@@ -4,7 +4,7 @@ use super::exchange::{Part, Places, parts};
 use super::gpu::{AbortSignal, Address, Call, Captured, Gpu, GpuError};
 use super::progress::{Board, Doing, Failed, What};
 use super::weights::WeightLoad;
-use moetwin_kernels::launch::{Arg, Element, Launches, Table, element_of, launches};
+use moetwin_kernels::launch::{Arg, Element, Launch, Launches, Table, element_of, launches};
 use moetwin_models::{IdVec, RankId, TensorKind, WeightRef};
 use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::reference::{StepInputs, first_token_of_replica, positions};
@@ -48,11 +48,13 @@ pub(crate) struct RankFailure {
 
 /// A rank and its GPU.
 pub(crate) struct Rank<G> {
-    gpu: G,
-    rank: RankId,
+    pub(super) gpu: G,
+    pub(super) rank: RankId,
     capacity: u32,
     deadline: Duration,
-    notes: Notes,
+    pub(super) notes: Notes,
+    /// What stands in for the other ranks' part of a collective, where only this one runs: so much time.
+    pub(super) stand_in: Option<Duration>,
     /// Everything allocated, in order.
     allocations: Vec<Address>,
     communicators: Vec<u32>,
@@ -63,7 +65,7 @@ pub(crate) struct Rank<G> {
     loading: Vec<WeightRef>,
     caches: BTreeMap<u16, Address>,
     tables: Vec<(Table, Address)>,
-    programs: Vec<Loaded>,
+    pub(super) programs: Vec<Loaded>,
 }
 
 /// A communicator that a rank is to join.
@@ -76,16 +78,16 @@ pub(crate) struct Membership {
 }
 
 /// A program with everything resolved to addresses.
-struct Loaded {
-    program: Arc<Program>,
+pub(super) struct Loaded {
+    pub(super) program: Arc<Program>,
     /// Communicator numbers by group, and of all ranks for pipeline sends.
-    communicators: Arc<Communicators>,
-    addresses: IdVec<BufferId, Address>,
+    pub(super) communicators: Arc<Communicators>,
+    pub(super) addresses: IdVec<BufferId, Address>,
     scratch: [Address; STREAMS],
     sequences: Address,
     replica_sequences: Address,
     capture: bool,
-    captured: Option<Captured>,
+    pub(super) captured: Option<Captured>,
     warm: bool,
 }
 
@@ -106,13 +108,14 @@ pub(crate) struct PartOfResult {
 }
 
 impl<G: Gpu> Rank<G> {
-    pub(crate) fn new(gpu: G, rank: RankId, capacity: u32, deadline: Duration, notes: Notes) -> Self {
+    pub(crate) fn new(gpu: G, rank: RankId, capacity: u32, deadline: Duration, notes: Notes, stand_in: Option<Duration>) -> Self {
         Self {
             gpu,
             rank,
             capacity,
             deadline,
             notes,
+            stand_in,
             allocations: Vec::new(),
             communicators: Vec::new(),
             graphs: Vec::new(),
@@ -125,7 +128,7 @@ impl<G: Gpu> Rank<G> {
         }
     }
     /// Notes what the rank begins.
-    fn begin(&mut self, phase: InitPhase, what: What, with_peers: bool) {
+    pub(super) fn begin(&mut self, phase: InitPhase, what: What, with_peers: bool) {
         self.notes.board.set(self.rank, Doing { phase, what, with_peers, since: (self.notes.now)() });
     }
     /// Notes that a job was answered.
@@ -171,7 +174,11 @@ impl<G: Gpu> Rank<G> {
         }
         self.gpu.close();
     }
-    fn allocate(&mut self, bytes: u64) -> Result<Address, GpuError> {
+    /// The longest wait of the rank itself.
+    pub(super) fn longest_wait(&self) -> Duration {
+        self.deadline * OWN_LIMIT
+    }
+    pub(super) fn allocate(&mut self, bytes: u64) -> Result<Address, GpuError> {
         let address = self.gpu.allocate(bytes)?;
         self.allocations.push(address);
         Ok(address)
@@ -215,6 +222,7 @@ impl<G: Gpu> Rank<G> {
         self.begin(InitPhase::Allocate, What::Named("reserve arena"), false);
         let rp = &program.ranks[self.rank];
         let arena = self.allocate(rp.arena_bytes)?;
+        self.clear(arena, rp.arena_bytes)?;
         self.begin(InitPhase::Allocate, What::Named("reserve KV pool and inputs"), false);
         let graph = &program.graph;
         let mut addresses = IdVec::new();
@@ -233,6 +241,7 @@ impl<G: Gpu> Rank<G> {
                         Some(&a) => a,
                         None => {
                             let a = self.allocate(bytes)?;
+                            self.clear(a, bytes)?;
                             self.caches.insert(*layer, a);
                             a
                         }
@@ -328,7 +337,7 @@ impl<G: Gpu> Rank<G> {
         self.begin(phase, What::Command(Arc::clone(&loaded.program), command.id.node), command.action != Action::Compute);
     }
 
-    fn write_inputs(&mut self, loaded: &Loaded, inputs: &StepInputs) -> Result<(), GpuError> {
+    pub(super) fn write_inputs(&mut self, loaded: &Loaded, inputs: &StepInputs) -> Result<(), GpuError> {
         let graph = &loaded.program.graph;
         let first = first_token_of_replica(graph, self.rank);
         let all_positions = positions(&inputs.sequences);
@@ -358,7 +367,7 @@ impl<G: Gpu> Rank<G> {
         Ok(())
     }
 
-    fn issue(&mut self, loaded: &Loaded, phase: InitPhase) -> Result<(), GpuError> {
+    pub(super) fn issue(&mut self, loaded: &Loaded, phase: InitPhase) -> Result<(), GpuError> {
         let program = Arc::clone(&loaded.program);
         for (mark, command) in (0u32..).zip(&program.ranks[self.rank].commands) {
             self.begin(phase, What::Command(Arc::clone(&program), command.id.node), false);
@@ -376,7 +385,7 @@ impl<G: Gpu> Rank<G> {
         Ok(())
     }
 
-    fn command(&mut self, loaded: &Loaded, command: &Command) -> Result<(), GpuError> {
+    pub(super) fn command(&mut self, loaded: &Loaded, command: &Command) -> Result<(), GpuError> {
         let graph = &loaded.program.graph;
         let node = &graph.nodes[command.id.node];
         let stream = command.stream.0;
@@ -386,7 +395,7 @@ impl<G: Gpu> Rank<G> {
         match command.action {
             Action::Compute if matches!(node.op, moetwin_models::Op::Slice { .. }) => {
                 let (list, _) = parts(graph, node, self.rank, &[], &places)?;
-                self.carry_out(stream, 0, list)
+                self.carry_out(stream, 0, 0, list)
             }
             Action::Compute => {
                 let plan = launches(graph, command.id.node, self.rank).map_err(|e| GpuError::new("launch", e.to_string()))?;
@@ -395,8 +404,10 @@ impl<G: Gpu> Rank<G> {
             Action::Collective { group, .. } => {
                 let members = &loaded.program.groups[group].ranks;
                 let (list, _) = parts(graph, node, self.rank, members, &places)?;
-                self.carry_out(stream, loaded.communicators.groups[group.0 as usize], list)
+                let index = members.iter().position(|m| *m == self.rank).unwrap_or(0) as u32;
+                self.carry_out(stream, loaded.communicators.groups[group.0 as usize], index, list)
             }
+            Action::Send { .. } | Action::Receive { .. } if self.stand_in.is_some() => self.stand_in_for(stream, &[]),
             Action::Send { to } => {
                 let count =
                     graph.local_sizes(node.inputs[0], self.rank).map_err(|e| GpuError::new("send", e.to_string()))?.iter().product();
@@ -412,10 +423,11 @@ impl<G: Gpu> Rank<G> {
         }
     }
 
-    fn carry_out(&mut self, stream: u32, communicator: u32, list: Vec<Part>) -> Result<(), GpuError> {
+    fn carry_out(&mut self, stream: u32, communicator: u32, index: u32, list: Vec<Part>) -> Result<(), GpuError> {
         for part in list {
             match part {
                 Part::Calls(_, calls) if calls.is_empty() => {}
+                Part::Calls(element, calls) if self.stand_in.is_some() => self.stand_in_for(stream, &own_copies(element, &calls, index))?,
                 Part::Calls(element, calls) => self.gpu.communicate(stream, communicator, element, &calls)?,
                 Part::Copy { from, to, bytes } => self.gpu.copy(stream, from, to, bytes)?,
                 Part::Fill { to, byte, bytes } => self.gpu.fill(stream, to, byte, bytes)?,
@@ -423,6 +435,29 @@ impl<G: Gpu> Rank<G> {
             }
         }
         Ok(())
+    }
+
+    /// Copies the rank's own parts to where a collective would put them, and takes as long as was stated.
+    fn stand_in_for(&mut self, stream: u32, copies: &[(Address, Address, u64)]) -> Result<(), GpuError> {
+        let mut ns = self.stand_in.map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
+        let nothing = if ns > 0 { &[(0, 0, 0)][..] } else { &[] };
+        for &(from, to, bytes) in if copies.is_empty() { nothing } else { copies } {
+            // 256 threads of 16 bytes a block, no more blocks than multiprocessors.
+            let blocks = bytes.div_ceil(4096).clamp(1, 128) as u32;
+            let args = vec![Arg::U64(from), Arg::U64(to), Arg::U64(bytes), Arg::U64(ns)];
+            let launch = Launch { source: "measure.cu", kernel: "stand_in", grid: (blocks, 1, 1), block: 256, shared_bytes: 0, args };
+            self.gpu.launch(stream, &launch, &[from, to, bytes, ns])?;
+            ns = 0;
+        }
+        Ok(())
+    }
+
+    /// Zeroes memory where other ranks' parts will never be written: what lies there by chance may be no number.
+    fn clear(&mut self, address: Address, bytes: u64) -> Result<(), GpuError> {
+        if self.stand_in.is_none() || bytes == 0 {
+            return Ok(());
+        }
+        self.gpu.fill(0, address, 0, bytes)
     }
 
     fn launch_all(
@@ -486,6 +521,18 @@ impl<G: Gpu> Rank<G> {
         }
         Ok(results)
     }
+}
+
+/// What of a group of calls a member could do by itself: from, to and bytes.
+fn own_copies(element: Element, calls: &[Call], index: u32) -> Vec<(Address, Address, u64)> {
+    let own = |call: &Call| match *call {
+        Call::AllReduce { from, to, count } => Some((from, to, count * element.bytes())),
+        Call::Broadcast { from, to, count, root } | Call::Reduce { from, to, count, root } => {
+            (root == index).then_some((from, to, count * element.bytes()))
+        }
+        Call::Send { .. } | Call::Receive { .. } => None,
+    };
+    calls.iter().filter_map(own).collect()
 }
 
 /// Whether an op's sequences are the rank's own rather than its replica's.

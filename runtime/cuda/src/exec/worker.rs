@@ -2,6 +2,7 @@
 
 use super::gpu::{Gpu, GpuError, Host};
 use super::inject::{Injecting, Injection, Saboteur};
+use super::measure::{RankTimes, Repetitions};
 use super::progress::{Doing, Failed};
 use super::rank::{Communicators, Membership, Notes, PartOfResult, Rank, RankFailure};
 use super::weights::WeightLoad;
@@ -22,6 +23,8 @@ pub(crate) enum Job {
     FinishLoading,
     Add(Arc<Program>, Arc<Communicators>, bool),
     Run(usize, Arc<StepInputs>),
+    /// Measures a pass and sends what it takes.
+    Measure(usize, Arc<StepInputs>, Repetitions, Sender<RankTimes>),
 }
 
 /// What a rank's thread, or another process, has to say.
@@ -53,6 +56,8 @@ pub(crate) struct Start<H> {
     pub capacity: u32,
     pub deadline: Duration,
     pub injection: Option<Injection>,
+    /// What stands in for the other ranks, where only some run.
+    pub stand_in: Option<Duration>,
     /// Whether the rank has a process of its own.
     pub alone: bool,
 }
@@ -80,7 +85,7 @@ impl Worker {
 }
 
 fn live<H: Host>(rank: RankId, start: Start<H>, inbox: &Receiver<Job>) {
-    let Start { host, notes, events, capacity, deadline, injection, alone } = start;
+    let Start { host, notes, events, capacity, deadline, injection, stand_in, alone } = start;
     let (stalling, abort) = (Arc::clone(&host), notes.abort.clone());
     let stall = Box::new(move |until: Option<&_>| stalling.stall(rank, until));
     let mut saboteur = Saboteur::new(rank, injection, notes.board.clone(), abort.clone(), stall, alone);
@@ -98,7 +103,7 @@ fn live<H: Host>(rank: RankId, start: Start<H>, inbox: &Receiver<Job>) {
         Ok(Err(e)) => return failed(e.to_string()),
         Err(panic) => return failed(message(panic)),
     };
-    let mut state = Rank::new(Injecting::new(gpu, saboteur), rank, capacity, deadline, notes.clone());
+    let mut state = Rank::new(Injecting::new(gpu, saboteur), rank, capacity, deadline, notes.clone(), stand_in);
     events.send(Event::Done(rank, Vec::new())).ok();
     state.rest();
     let whole = serve(&mut state, rank, inbox, &events);
@@ -131,6 +136,8 @@ fn obey<G: Gpu>(rank: &mut Rank<G>, job: Job) -> Result<Vec<PartOfResult>, GpuEr
         Job::FinishLoading => rank.finish_loading()?,
         Job::Add(program, communicators, capture) => rank.add(program, communicators, capture)?,
         Job::Run(key, inputs) => return rank.run(key, &inputs),
+        // Who asked waits for the answer of every rank first.
+        Job::Measure(key, inputs, often, to) => to.send(rank.measure(key, &inputs, often)?).unwrap_or_default(),
     }
     Ok(Vec::new())
 }

@@ -52,7 +52,7 @@ pub(crate) fn programs(spec: &ModelSpec, deployment: &Deployment) -> (Program, P
 
 /// Options with a deadline of this many seconds.
 pub(crate) fn options(seconds: u64, inject: Option<Injection>) -> CudaOptions {
-    CudaOptions { capacity: CAPACITY, deadline: Duration::from_secs(seconds), graphs: true, inject }
+    CudaOptions { capacity: CAPACITY, deadline: Duration::from_secs(seconds), graphs: true, inject, stand_in: None }
 }
 
 /// Everything a run does: open, load, prepare, prefill, and three decode passes (eager, captured, replayed).

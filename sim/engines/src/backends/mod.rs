@@ -77,14 +77,27 @@ pub struct Default {
 }
 
 const SGL_ARGS: &str = "sglang/srt/server_args.py _handle_model_specific_adjustments, _handle_attention_backend_compatibility (0.5.9)";
+/// Rows of some releases only: what they say was read in 0.5.9 and 0.16.0, when they began or ended is from release notes.
+const SGL_RANGED: &str = "sglang/srt/server_args.py (0.5.9); the first and last release are assumed from release notes and reports";
 const VLLM_CUDA: &str = "vllm/platforms/cuda.py (0.16.0)";
 const VLLM_MOE: &str = "vllm/model_executor/layers/fused_moe/oracle (0.16.0)";
+const VLLM_RANGED: &str =
+    "vllm/platforms/cuda.py and fused_moe/oracle (0.16.0); the first and last release are assumed from release notes and reports";
+
+const fn always(range: Range) -> bool {
+    range.since.is_empty() && range.until.is_empty()
+}
 
 const fn sgl(op: Op, range: Range, when: fn(&Facts<'_>) -> bool, name: &'static str, why: &'static str) -> Default {
-    Default { engine: Engine::Sglang, op, range, when, name, why, source: SGL_ARGS }
+    let source = if always(range) { SGL_ARGS } else { SGL_RANGED };
+    Default { engine: Engine::Sglang, op, range, when, name, why, source }
 }
 const fn vllm(op: Op, range: Range, when: fn(&Facts<'_>) -> bool, name: &'static str, why: &'static str) -> Default {
-    let source = if matches!(op, Op::Moe) { VLLM_MOE } else { VLLM_CUDA };
+    let source = match (always(range), op) {
+        (false, _) => VLLM_RANGED,
+        (true, Op::Moe) => VLLM_MOE,
+        (true, Op::Attention) => VLLM_CUDA,
+    };
     Default { engine: Engine::Vllm, op, range, when, name, why, source }
 }
 
@@ -172,7 +185,7 @@ pub const DEFAULTS: &[Default] = &[
     vllm(Op::Attention, Range::ALL, |f| f.sm < 80 && f.sm > 0, "TRITON_ATTN", "below SM80"),
     vllm(Op::Attention, Range::ALL, |_| true, "FLASH_ATTN", "the general default"),
     vllm(Op::Moe, Range::ALL, |f| f.scheme(&["mxfp4"]) && f.major() == 10, "flashinfer_trtllm", "MXFP4 on SM100"),
-    vllm(Op::Moe, Range::ALL, |f| f.scheme(&["mxfp4"]) && f.major() == 9, "triton", "MXFP4 on SM90"),
+    vllm(Op::Moe, Range::since("0.11.1"), |f| f.scheme(&["mxfp4"]) && f.major() == 9, "triton", "MXFP4 on SM90"),
     vllm(Op::Moe, Range::ALL, |f| f.scheme(&["mxfp4"]), "marlin", "MXFP4 as weights only"),
     vllm(
         Op::Moe,

@@ -63,8 +63,13 @@ const fn row(engine: Engine, op: Op, name: &'static str, sms: &'static [(u32, u3
     }
 }
 
+/// A row of some releases only; which ones is known from reports on either side.
 const fn ranged(kernel: Kernel, range: Range) -> Kernel {
-    Kernel { range, ..kernel }
+    Kernel {
+        range,
+        source: "kernel build lists of the engine and of FlashInfer; the last release is assumed from reports on either side",
+        ..kernel
+    }
 }
 const fn of_scheme(kernel: Kernel, scheme: &'static str) -> Kernel {
     Kernel { scheme, ..kernel }

@@ -264,6 +264,7 @@ fn of_spec(spec: ModelSpec, raw: &Value) -> Model {
         model.full_attention_layers = Some(full);
     }
     model.sliding_layers = (windowed > 0).then_some(windowed);
+    model.shape.indexer_heads = model.shape.indexer_dim.and(first(&["index_n_heads"]));
     model.shape.vision = raw.get("vision_config").map(|v| vision_fields(v, &spec.architecture));
     model.router_weight_on_input = spec.model_type.starts_with("llama4");
     model.shape.tied = spec.tied_embeddings;

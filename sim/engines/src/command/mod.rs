@@ -1,8 +1,12 @@
 //! Launch commands as people paste them.
 
+mod compose;
+mod image;
 mod nearest;
+mod shell;
 mod words;
 
+pub use image::{Image, image};
 pub(crate) use nearest::distance;
 pub use nearest::nearest;
 pub use words::{Unclosed, Word, split};
@@ -28,6 +32,19 @@ pub struct Given {
     pub known: bool,
 }
 
+/// A word that belongs to no flag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stray {
+    /// The word.
+    pub text: String,
+    /// Where it stands in the paste.
+    pub span: Range<usize>,
+    /// The switch in front of it on the same line, as written: people give switches values.
+    pub behind: Option<String>,
+    /// It begins a line that no backslash joins to the one before.
+    pub on_its_own_line: bool,
+}
+
 /// A launch command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Command {
@@ -41,10 +58,10 @@ pub struct Command {
     pub model: Option<String>,
     /// Flags in order.
     pub given: Vec<Given>,
-    /// Words such as `<MTP flags>` that stand for something.
+    /// Words such as `<MTP flags>` or `$TP` that stand for something.
     pub placeholders: Vec<String>,
-    /// Words that belong to no flag.
-    pub stray: Vec<String>,
+    /// Words that belong to no flag, and whether each stands behind a switch on the same line.
+    pub stray: Vec<Stray>,
 }
 
 /// Why a command cannot be read.
@@ -71,16 +88,16 @@ pub enum CommandError {
 
 /// Which engine a command starts, or none.
 pub fn engine_of(text: &str) -> Option<Engine> {
-    let words = split(text).ok()?;
+    let words = shell::words(text).ok()?;
     find_start(&words).map(|start| start.engine)
 }
 
-/// Reads a command. `version` decides which abbreviations are unambiguous.
+/// Reads a command: a shell's, or one inside a Compose file or a pod manifest. `version` decides which abbreviations are unambiguous.
 ///
 /// # Errors
 /// See [`CommandError`].
 pub fn parse(text: &str, version: &Version) -> Result<Command, CommandError> {
-    let words = split(text).map_err(|e| CommandError::Unclosed { mark: e.mark, at: e.at })?;
+    let words = shell::words(text).map_err(|e| CommandError::Unclosed { mark: e.mark, at: e.at })?;
     if words.len() > 4096 {
         return Err(CommandError::TooLong(words.len()));
     }
@@ -88,8 +105,14 @@ pub fn parse(text: &str, version: &Version) -> Result<Command, CommandError> {
     let mut command = Command { engine: Some(start.engine), image_tag: start.tag, ..Command::default() };
     variables(&words[..start.front], &mut command.env);
     let end = words[start.arguments..].iter().position(|w| !w.quoted && ends_command(&w.text)).map_or(words.len(), |n| start.arguments + n);
-    Arguments { words: &words[start.arguments..end], at: 0, engine: start.engine, version, command: &mut command }.read();
+    let words: Vec<Word> = words[start.arguments..end].iter().map(|word| shell::expanded(word, &command.env)).collect();
+    Arguments { text, words: &words, at: 0, engine: start.engine, version, command: &mut command }.read();
     Ok(command)
+}
+
+/// Whether a value stands for something that the command does not say: `<n>`, `$TP`, `{{ .Values.tp }}`.
+pub fn is_placeholder(value: &str) -> bool {
+    value.starts_with('<') && value.ends_with('>') || value.starts_with("{{") || value.contains("${") || value.starts_with('$')
 }
 
 impl Command {
@@ -125,8 +148,10 @@ fn find_start(words: &[Word]) -> Option<Start> {
             _ if name.starts_with("vllm.entrypoints") => return Some(start(Engine::Vllm, 1)),
             // The image's entry point is the server: what follows are its arguments.
             _ if image.is_none() && name.starts_with("vllm-openai") => {
-                let tag = name.split_once(':').map(|(_, tag)| tag.to_owned());
-                image = Some(Start { engine: Engine::Vllm, front: i, arguments: i + 1, tag });
+                let tag = name.split_once(':').map(|(_, tag)| tag.split('@').next().unwrap_or(tag).to_owned());
+                // `--entrypoint vllm IMAGE serve MODEL`.
+                let skip = if text(i + 1) == "serve" { 2 } else { 1 };
+                image = Some(Start { engine: Engine::Vllm, front: i, arguments: i + skip, tag });
             }
             _ => {}
         }
@@ -138,7 +163,8 @@ fn find_start(words: &[Word]) -> Option<Start> {
 fn image_tag(words: &[Word], end: usize) -> Option<String> {
     words[..end].iter().find_map(|w| {
         let (name, tag) = w.text.rsplit('/').next()?.split_once(':')?;
-        (name.starts_with("sglang") || name.starts_with("vllm")).then(|| tag.to_owned())
+        let tag = tag.split('@').next().unwrap_or(tag);
+        (name.contains("sglang") || name.contains("vllm")).then(|| tag.to_owned())
     })
 }
 
@@ -160,6 +186,7 @@ fn ends_command(word: &str) -> bool {
 }
 
 struct Arguments<'a> {
+    text: &'a str,
     words: &'a [Word],
     at: usize,
     engine: Engine,
@@ -176,9 +203,9 @@ impl Arguments<'_> {
             } else if word.text.starts_with('<') && !word.quoted {
                 // A placeholder in the model's place is the model as well.
                 self.command.placeholders.push(word.text.clone());
-                self.positional(&word.text.clone());
+                self.positional(&word.clone());
             } else {
-                self.positional(&word.text.clone());
+                self.positional(&word.clone());
             }
         }
         let named = match self.engine {
@@ -190,13 +217,22 @@ impl Arguments<'_> {
         }
     }
 
-    fn positional(&mut self, text: &str) {
+    fn positional(&mut self, word: &Word) {
         let takes_one = self.engine == Engine::Vllm && self.command.model.is_none() && !self.command.has("--model");
+        let left_out =
+            matches!(word.text.trim_matches(['[', ']', '(', ')']), "..." | ".." | "\u{2026}" | "\\" | "" | "OPTIONS" | "options");
         // vLLM's model comes first; a word behind flags is one as well, for there is no other positional.
         if takes_one {
-            self.command.model = Some(text.to_owned());
-        } else if !text.starts_with('<') {
-            self.command.stray.push(text.to_owned());
+            self.command.model = Some(word.text.clone());
+        } else if !is_placeholder(&word.text) && !word.text.starts_with('<') && !left_out {
+            let before = self.at.checked_sub(2).and_then(|i| self.words.get(i));
+            let between = before.and_then(|b| self.text.get(b.span.end..word.span.start)).unwrap_or_default();
+            let own_line = between.contains('\n') && !between.contains('\\');
+            let last = self.command.given.last().filter(|g| before.is_some_and(|b| b.span == g.span) && g.value.is_none() && g.known);
+            let behind = last.filter(|_| !own_line).map(|g| g.written.clone());
+            self.command.stray.push(Stray { text: word.text.clone(), span: word.span.clone(), behind, on_its_own_line: own_line });
+        } else if word.text.starts_with('$') {
+            self.command.placeholders.push(word.text.clone());
         }
     }
 
@@ -217,7 +253,7 @@ impl Arguments<'_> {
             (Some(Value::Switch), None) => None,
             (value, None) => self.values(value.unwrap_or(Value::List), &mut span),
         };
-        if let Some(text) = value.as_ref().filter(|v| v.starts_with('<') && v.ends_with('>')) {
+        if let Some(text) = value.as_ref().filter(|v| is_placeholder(v)) {
             self.command.placeholders.push(text.clone());
         }
         let name = flag.map_or_else(|| written.clone(), |f| f.name.to_owned());
@@ -250,7 +286,7 @@ impl Arguments<'_> {
             out.push(word.text.clone());
             span.end = word.span.end;
             self.at += 1;
-            if value != Value::List {
+            if !matches!(value, Value::List | Value::Words) {
                 break;
             }
         }
@@ -337,6 +373,13 @@ mod tests {
         assert_eq!(c.env.get("NCCL_P2P_DISABLE").map(String::as_str), Some("1"));
         assert_eq!(c.env.get("A").map(String::as_str), Some("b"));
         assert!(c.stray.is_empty(), "{:?}", c.stray);
+        let inner = of("docker run -e A=1 vllm/vllm-openai:v0.12.0 bash -lc 'B=2 vllm serve m -tp 4 && echo done'");
+        assert_eq!((inner.value("--tensor-parallel-size"), inner.image_tag.as_deref()), (Some("4"), Some("v0.12.0")));
+        assert_eq!(inner.env.len(), 2);
+        let entry = of("docker run --entrypoint vllm vllm/vllm-openai:cu130-nightly serve m --max-model-len 8");
+        assert_eq!((entry.model.as_deref(), entry.image_tag.as_deref()), (Some("m"), Some("cu130-nightly")));
+        let compose = of("image: vllm/vllm-openai:v0.11.0\nenvironment:\n  - A=1\ncommand: [\"--model\", \"m\", \"-tp\", \"2\"]\n");
+        assert_eq!((compose.model.as_deref(), compose.value("--tensor-parallel-size")), (Some("m"), Some("2")));
         let v = of("docker run --rm vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-30B-A3B -tp 2");
         assert_eq!(
             (v.engine, v.model.as_deref(), v.image_tag.as_deref()),
@@ -345,6 +388,21 @@ mod tests {
         let e = of("CUDA_VISIBLE_DEVICES=0,1 vllm serve m");
         assert_eq!(e.env.get("CUDA_VISIBLE_DEVICES").map(String::as_str), Some("0,1"));
         assert_eq!(parse("ls -l", &Version::newest(Engine::Vllm)), Err(CommandError::NoEngine));
+    }
+
+    #[test]
+    fn variables_of_the_shell_are_put_in() {
+        let c = of("MODEL=org/m\nTP=8\nvllm serve $MODEL -tp ${TP} --max-model-len ${LEN:-4096} --port $PORT");
+        assert_eq!((c.model.as_deref(), c.value("--tensor-parallel-size")), (Some("org/m"), Some("8")));
+        assert_eq!((c.value("--max-model-len"), c.placeholders.as_slice()), (Some("4096"), ["$PORT".to_owned()].as_slice()));
+    }
+
+    #[test]
+    fn words_without_a_flag_are_kept_apart() {
+        let c = of("vllm serve m --enable-expert-parallel true --x ...");
+        assert_eq!((c.stray.len(), c.stray[0].behind.as_deref()), (1, Some("--enable-expert-parallel")));
+        assert!(of("vllm serve m --enable-expert-parallel ... [OPTIONS]").stray.is_empty());
+        assert!(of("vllm serve m --enable-expert-parallel\nthen it hangs").stray.iter().any(|s| s.on_its_own_line));
     }
 
     #[test]

@@ -15,8 +15,10 @@ pub enum Value {
     Float,
     /// Any text.
     Text,
-    /// Any number of words.
+    /// One word or more.
     List,
+    /// Any number of words, none as well.
+    Words,
     /// A JSON value.
     Json,
     /// One of these words, separated by `/`.
@@ -97,6 +99,7 @@ fn row(line: &'static str) -> Flag {
         "int" => Value::Int,
         "float" => Value::Float,
         "list" => Value::List,
+        "list?" => Value::Words,
         "json" => Value::Json,
         words if words.contains('/') => Value::Choice(words),
         _ => Value::Text,
@@ -125,7 +128,10 @@ mod tests {
                 assert!(columns[2].contains(".."), "{line}");
                 let note = columns[3];
                 assert!(["modelled", "known", "inert"].contains(&note) || note.starts_with("gone: "), "{line}");
-                assert!(["switch", "int", "float", "text", "list", "json"].contains(&columns[1]) || columns[1].contains('/'), "{line}");
+                assert!(
+                    ["switch", "int", "float", "text", "list", "list?", "json"].contains(&columns[1]) || columns[1].contains('/'),
+                    "{line}"
+                );
                 for name in columns[0].split(", ") {
                     assert!(name.starts_with('-') && seen.insert(name.to_owned()), "{name} in {line}");
                 }

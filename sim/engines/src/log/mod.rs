@@ -84,34 +84,81 @@ pub fn read(text: &str) -> StartUp {
     let patterns = Patterns::get();
     let mut out = StartUp::default();
     let mut trace = Trace::default();
+    let mut bare: Option<Fault> = None;
     for (number, raw) in text.lines().take(MAX_LINES).enumerate() {
         let line = raw.trim_end();
         if line.len() > MAX_LINE {
             continue;
         }
+        let was_ready = out.ready;
         patterns.apply(line, &mut out);
-        if let Some(fault) = trace.line(line, number + 1) {
-            // The first exception is the cause; what other ranks and the parent print after it follows from it.
+        if out.ready && !was_ready {
+            // What was printed before did not stop it.
+            (out.error, bare) = (None, None);
+        }
+        let fault = trace.line(line, number + 1);
+        // The first exception is the cause; what other ranks and the parent print after it follows from it. A server that is ready survives the
+        // exceptions of single requests.
+        if let Some(fault) = fault.filter(|_| !out.ready || trace.fatal) {
             out.error.get_or_insert(fault);
         }
+        if !out.ready && bare.is_none() {
+            bare = without_traceback(line, number + 1);
+        }
     }
-    if out.ready {
-        out.error = None;
-    }
+    out.error = out.error.or(bare);
     out
+}
+
+/// Ends that come without a traceback: the command line's own, an allocator's, the system's.
+fn without_traceback(line: &str, number: usize) -> Option<Fault> {
+    let fault = |kind: &str, message: &str, phase| Fault {
+        kind: kind.to_owned(),
+        message: message.trim().to_owned(),
+        line: number,
+        function: None,
+        phase,
+    };
+    if let Some((program, says)) = line.split_once(": error: ") {
+        let says_argument = ["argument ", "unrecognized arguments", "the following arguments are required", "ambiguous option"];
+        return (!program.contains(' ') && says_argument.iter().any(|w| says.starts_with(w)) || program.starts_with("vllm "))
+            .then(|| fault("argparse", says, Some(Phase::Parse)));
+    }
+    if let Some((_, says)) = line.split_once("OutOfMemoryError: ") {
+        return Some(fault("OutOfMemoryError", says, None));
+    }
+    let (_, says) = line.split_once("Watchdog caught collective operation timeout").or_else(|| line.split_once("Fatal Python error"))?;
+    Some(fault(
+        if line.contains("Watchdog") { "collective operation timeout" } else { "Fatal Python error" },
+        says.trim_start_matches(':'),
+        None,
+    ))
 }
 
 impl StartUp {
     /// Part of start-up in which it died: the traceback's, else the one after the last that left a trace. `None` where it did not.
     pub fn died_in(&self) -> Option<Phase> {
         let error = self.error.as_ref()?;
+        if self.ready {
+            return Some(Phase::Serve);
+        }
         error.phase.or(self.reached).or(Some(Phase::Init))
+    }
+}
+
+impl StartUp {
+    /// Whether any line is one that an engine prints, or an exception in a function of one.
+    pub fn recognised(&self) -> bool {
+        let known_end = self.error.as_ref().is_some_and(|e| e.phase.is_some() || e.kind == "OutOfMemoryError");
+        self.engine.is_some() || self.reached.is_some() || self.allocation.is_some() || known_end
     }
 }
 
 /// Follows tracebacks.
 #[derive(Default)]
 struct Trace {
+    /// A line has said that the engine itself has stopped.
+    fatal: bool,
     open: bool,
     function: Option<String>,
     phase: Option<Phase>,
@@ -120,8 +167,9 @@ struct Trace {
 impl Trace {
     fn line(&mut self, line: &str, number: usize) -> Option<Fault> {
         let text = stripped(line);
-        if text.starts_with("Traceback (most recent call last)") {
-            *self = Self { open: true, ..Self::default() };
+        self.fatal |= ["Scheduler hit an exception", "encountered a fatal error", "EngineCore failed"].iter().any(|w| line.contains(w));
+        if text.contains("Traceback (most recent call last)") {
+            *self = Self { open: true, fatal: self.fatal, ..Self::default() };
             return None;
         }
         if !self.open {
@@ -148,7 +196,12 @@ fn stripped(line: &str) -> &str {
         let rest = match trimmed.chars().next() {
             Some('(') => trimmed.split_once(") ").map(|(_, r)| r).filter(|_| trimmed.contains("pid=")),
             Some('[') => trimmed.split_once("] ").map(|(_, r)| r),
-            _ if trimmed.starts_with("ERROR ") || trimmed.starts_with("INFO ") => trimmed.split_once("] ").map(|(_, r)| r),
+            _ if trimmed.starts_with("ERROR ") || trimmed.starts_with("INFO ") => {
+                // Day and time, then `[core.py:708]`, `engine.py:366]` or nothing.
+                let behind = trimmed.splitn(4, ' ').nth(3).unwrap_or_default();
+                let place = behind.split_once("] ").filter(|(place, _)| place.contains(".py:") && !place.contains(' '));
+                Some(place.map_or(behind, |(_, rest)| rest))
+            }
             _ => None,
         };
         match rest {

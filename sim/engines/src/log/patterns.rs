@@ -83,6 +83,9 @@ const SHAPES: &[Shape] = &[
         s.fraction = n.first().copied().or(s.fraction)
     }),
     ("startup complete", r"Application startup complete", None, Some(Phase::Serve), |s, _| s.ready |= s.engine != SGLANG),
+    // Where the functions of a traceback live.
+    ("sglang/", r"File .*/sglang/(?:srt|launch_server|cli)", SGLANG, None, |_, _| {}),
+    ("vllm/", r"File .*/vllm/(?:v1|engine|entrypoints|model_executor|config|worker|executor|distributed|platforms)", VLLM, None, |_, _| {}),
     ("Tried to allocate", r"Tried to allocate ([\d.]+) ([KMG])iB", None, None, |s, n| allocation(s, n)),
     ("of which", r"total capacity of ([\d.]+) GiB of which ([\d.]+) ([KMG])iB is free", None, None, |s, n| room(s, n)),
 ];

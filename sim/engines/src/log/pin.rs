@@ -45,7 +45,7 @@ pub fn pin(start: &StartUp, numbers: &mut Numbers) -> Vec<Pinned> {
 impl StartUp {
     /// Where it stopped, in a sentence.
     pub fn ending(&self) -> String {
-        if self.ready {
+        if self.ready && self.error.is_none() {
             return "the log ends with a server that is ready".to_owned();
         }
         let reached = self.reached.map_or("nothing that is known", Phase::name);

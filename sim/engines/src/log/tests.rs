@@ -86,6 +86,42 @@ fn a_start_that_succeeds_and_one_that_is_cut_off() {
     assert_eq!(read("nothing of interest\n\u{0}\u{ffff}"), StartUp::default());
 }
 
+#[test]
+fn ends_without_a_traceback_of_their_own_lines() {
+    let usage = "usage: launch_server.py [-h] --model-path MODEL_PATH\nlaunch_server.py: error: argument --tensor-parallel-size/--tp-size: expected one argument";
+    let log = read(usage);
+    assert_eq!((log.died_in(), log.error.as_ref().map(|e| e.kind.as_str())), (Some(Phase::Parse), Some("argparse")));
+    let memory = "INFO [x.py:1] Starting to load model m...\n(Worker pid=1) ERROR 12-02 10:00:41 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB.";
+    assert_eq!(read(memory).died_in(), Some(Phase::Load));
+    let same_line = "[2026-03-02 10:12:47 TP0] Scheduler hit an exception: Traceback (most recent call last):\n  File \"/a/sglang/srt/model_runner.py\", line 1, in \
+                     init_memory_pool\nRuntimeError: Not enough memory. Please try to increase --mem-fraction-static.";
+    let log = read(same_line);
+    assert_eq!((log.engine, log.died_in()), (Some(Engine::Sglang), Some(Phase::KvAlloc)));
+}
+
+#[test]
+fn a_server_that_is_ready_survives_requests_that_fail_and_not_its_engine() {
+    let ready = "INFO Application startup complete\n";
+    let request = "Traceback (most recent call last):\n  File \"r.py\", line 1, in handle\nValueError: bad request\n";
+    assert!(read(&format!("{request}{ready}")).error.is_none());
+    assert!(read(&format!("{ready}{request}")).error.is_none());
+    let log = read(&format!(
+        "{ready}EngineCore encountered a fatal error.\nTraceback (most recent call last):\nRuntimeError: CUDA error: an illegal memory access\n"
+    ));
+    assert_eq!(log.died_in(), Some(Phase::Serve));
+    assert!(log.ending().contains("serve"));
+}
+
+#[test]
+fn another_programs_log_is_not_recognised() {
+    for text in
+        ["", "127.0.0.1 - - \"GET / HTTP/1.1\" 200", "Traceback (most recent call last):\n  File \"a.py\", line 1, in main\nKeyError: 'x'"]
+    {
+        assert!(!read(text).recognised(), "{text}");
+    }
+    assert!(read("INFO [pynccl.py:111] vLLM is using nccl==2.27.5").recognised());
+}
+
 proptest::proptest! {
     /// Whatever the text, nothing panics, numbers are finite, and an error stands on a line of the text.
     #[test]

@@ -25,7 +25,8 @@ pub struct Answer {
     pub assumptions: Vec<String>,
 }
 
-/// What the allocator's blocks add to weights: Kimi-K2.5, V4-Pro and gpt-oss-20b all take 0.6 % more on the GPU than by counting.
+/// What the allocator's blocks add to weights where an engine reports free memory before and after (SGLang): Kimi-K2.5 and V4-Pro take 0.6 % more than
+/// by counting. vLLM reports what tensors take: Qwen3-235B 54.92 GiB a rank at TP8 (54.91 by counting), gpt-oss-120b 65.97 (65.9).
 const ALLOCATOR: f64 = 1.006;
 
 /// Everything that faults are judged by, GiB a rank.
@@ -99,7 +100,7 @@ fn ledger(settings: &Settings, model: &Model, hardware: &Hardware, parts: &Parts
     let cut = Cut::of(settings, model);
     let kv_heads = model.kv_heads.unwrap_or(1);
     let scale = given_scale(model, parts, &cut);
-    let slack = if scale == 1.0 { ALLOCATOR } else { 1.0 };
+    let slack = if scale == 1.0 && settings.engine == Engine::Sglang { ALLOCATOR } else { 1.0 };
     let growth = transients::growth(settings, model, hardware);
     let scaled = |held: Held| {
         let lines = held.lines.into_iter().map(|(n, a)| (n, Amount { params: a.params * scale, bytes: a.bytes * scale * slack }));
@@ -269,7 +270,7 @@ fn vllm_doubts(settings: &Settings, model: &Model, ledger: &Ledger) -> f64 {
         && model.spec.as_ref().is_none_or(|s| !s.name.contains("nvfp4"));
     let cache = if model.shape.compressed.is_some() { 0.3 * ledger.pool.abs() } else { 0.0 };
     let encoder = if settings.language_only { 0.0 } else { ledger.profile.encoder.min(1.0) };
-    cache + encoder + ledger.profile.graphs.min(2.0) + if covered { 0.7 * attention } else { 0.0 }
+    cache + encoder + ledger.profile.graphs / 2.0 + if covered { 0.7 * attention } else { 0.0 }
 }
 
 /// The encoder's transient on unified memory before 0.24 (PR 49760): the allocator never fails there, so it keeps what it has freed. A tower whose
@@ -322,6 +323,9 @@ fn pool_numbers(settings: &Settings, model: &Model, ledger: &Ledger, answer: &mu
     }
     if ledger.graphs > 0.0 {
         put("graph_gib_per_gpu", ledger.graphs);
+    }
+    if ledger.profile.graphs > 0.0 {
+        put("graph_estimate_gib", ledger.profile.graphs);
     }
     let certain = ledger.pool > 0.0 && ledger.error < 0.35 * ledger.pool;
     if ledger.pool > 0.0 {
@@ -377,7 +381,7 @@ fn table(settings: &Settings, ledger: &Ledger, known: bool) -> Vec<Line> {
     add(Phase::Load, "all-to-all workspace", ledger.workspace, false);
     add(Phase::Load, "loading beyond the weights", ledger.peak - ledger.held.gib(), true);
     if settings.engine == Engine::Vllm && known {
-        add(Phase::KvAlloc, "profiled peak of a forward pass", ledger.profile.forward.max(ledger.profile.sampler), true);
+        add(Phase::KvAlloc, "profiled peak of a forward pass and sampling", ledger.profile.forward.max(ledger.profile.sampler), true);
         add(Phase::KvAlloc, "profiled encoder", ledger.profile.encoder, true);
         add(Phase::KvAlloc, "workspaces of backends", ledger.profile.workspace, false);
         add(Phase::KvAlloc, "estimate of graphs", ledger.profile.graphs, true);
@@ -393,6 +397,7 @@ fn table(settings: &Settings, ledger: &Ledger, known: bool) -> Vec<Line> {
 mod tests {
     use super::super::cases;
     use super::*;
+    use crate::finding::Outcome;
 
     /// Published starts: what was logged, and how near the ledger comes.
     #[test]
@@ -406,7 +411,7 @@ mod tests {
                     wrong.push(format!("{}: {name} {got:.4} of {logged}\n{}", case.name, shown(&answer)));
                 }
             }
-            let phase = answer.findings.first().map(|f| f.phase);
+            let phase = answer.findings.iter().find(|f| f.outcome != Outcome::Note).map(|f| f.phase);
             if phase != case.fails_at {
                 wrong.push(format!(
                     "{}: fails at {phase:?}, not {:?}: {:?}\n{}",

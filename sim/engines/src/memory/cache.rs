@@ -73,6 +73,10 @@ pub fn cost(settings: &Settings, model: &Model) -> Option<Cost> {
         Engine::Vllm => model.sliding_window.unwrap_or(128) as f64 - 1.0 + chunk,
         Engine::Sglang => model.sliding_window.unwrap_or(128) as f64,
     };
+    if settings.engine == Engine::Vllm {
+        // A state for the certain token and one for each drafted (MambaSpec: num_speculative_blocks).
+        cost.per_sequence *= 1.0 + settings.speculative.as_ref().map_or(0.0, |s| f64::from(s.draft_tokens.min(64)));
+    }
     let dcp = if matches!(model.attention, AttentionKind::Mla | AttentionKind::SparseMla) { f64::from(settings.dcp.max(1)) } else { 1.0 };
     Some(Cost {
         per_token: cost.per_token * share / dcp,

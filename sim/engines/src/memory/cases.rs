@@ -69,6 +69,7 @@ pub(crate) fn settings(engine: Engine, version: &str, gpus: u32) -> Settings {
         custom_all_reduce: true,
         shared_experts_fusion: false,
         language_only: false,
+        without_videos: false,
         flags: BTreeMap::new(),
         env: BTreeMap::new(),
         writes: Vec::new(),

@@ -2,7 +2,7 @@
 
 use super::answer::{Ledger, longest};
 use super::{GIB, transients};
-use crate::finding::{Finding, Fix, Kind, Phase};
+use crate::finding::{Finding, Fix, Kind, Outcome, Phase};
 use crate::hardware::Hardware;
 use crate::model::Model;
 use crate::question::Engine;
@@ -21,6 +21,9 @@ pub(super) fn find(settings: &Settings, model: &Model, hardware: &Hardware, ledg
         Engine::Vllm => {
             out.extend(outside_budget(settings, ledger));
             out.extend(vllm_pool(settings, model, ledger));
+            if out.iter().all(|f| f.outcome == Outcome::Note) {
+                out.extend(graphs_beside(settings, ledger));
+            }
         }
     }
     out
@@ -71,7 +74,8 @@ fn load(settings: &Settings, model: &Model, hardware: &Hardware, ledger: &Ledger
 fn minimum_gpus(settings: &Settings, ledger: &Ledger) -> f64 {
     let mut gpus = f64::from(settings.world().max(1));
     // What does not shrink with the ranks.
-    let beside = 2.0_f64.max(ledger.profile.total() - ledger.profile.encoder);
+    let without_encoder = super::vllm::Profile { encoder: 0.0, encoder_outputs: 0.0, ..ledger.profile };
+    let beside = 2.0_f64.max(without_encoder.total());
     let total = ledger.weights.max(if ledger.peak_reason.is_some() { ledger.peak } else { 0.0 }) * gpus;
     while gpus < 65_536.0 && total / gpus + beside > 0.92 * ledger.total {
         gpus *= 2.0;
@@ -93,7 +97,8 @@ fn encoder(settings: &Settings, hardware: &Hardware, ledger: &Ledger) -> Option<
     if !hardware.unified
         || settings.engine != Engine::Vllm
         || transient < 16.0
-        || ledger.weights + ledger.profile.total() < ledger.total - 8.0
+        // The system and the page cache are in the same memory.
+        || ledger.weights + ledger.profile.total() < ledger.total - 12.0
     {
         return None;
     }
@@ -109,9 +114,44 @@ fn encoder(settings: &Settings, hardware: &Hardware, ledger: &Ledger) -> Option<
     )
 }
 
+/// A fraction that leaves nothing beside the pool, or not even the pool.
+fn sglang_share(settings: &Settings, model: &Model, ledger: &Ledger) -> Option<Finding> {
+    let free_before = ledger.total - ledger.before;
+    let left = free_before * (1.0 - ledger.fraction);
+    // Half of what graphs, activations and libraries are estimated to take does not even start.
+    let headroom = headroom_gib(settings, model);
+    if ledger.fraction < 1.0 && left > 0.5 * headroom {
+        return None;
+    }
+    let largest = 1.0 - headroom / free_before;
+    let (phase, message) = if ledger.fraction >= 1.0 {
+        let message = format!(
+            "--mem-fraction-static is the share of the GPU for weights and cache, below 1, and it is {}: the pool would take more than is free",
+            ledger.fraction
+        );
+        (Phase::KvAlloc, message)
+    } else {
+        let message = format!(
+            "--mem-fraction-static {} leaves {left:.1} GiB beside weights and cache, and activations, libraries and the graphs of {} batch sizes take about {headroom:.1} GiB",
+            ledger.fraction,
+            settings.graphs.buckets.len(),
+        );
+        (if settings.graphs.enabled { Phase::GraphCapture } else { Phase::Warmup }, message)
+    };
+    let finding = Finding::fails(phase, Kind::Oom, "fraction_leaves_room_for_graphs", message).argument("--mem-fraction-static");
+    let finding = finding.source("model_runner.init_memory_pool: graphs and activations come out of the rest");
+    let minimum = super::sglang::minimum_fraction(free_before, free_before - ledger.weights - ledger.workspace);
+    let fraction = libm::floor(largest * 100.0) / 100.0;
+    Some(if fraction > minimum {
+        finding.fix(Fix::set("--mem-fraction-static", fraction))
+    } else {
+        finding.fix(more_gpus(settings, ledger))
+    })
+}
+
 fn sglang_pool(settings: &Settings, model: &Model, ledger: &Ledger) -> Option<Finding> {
     if ledger.pool > 0.0 {
-        return None;
+        return sglang_share(settings, model, ledger);
     }
     let free_before = ledger.total - ledger.before;
     let draft = if super::answer::sizes_after_draft(settings) { ledger.draft } else { 0.0 };
@@ -128,6 +168,9 @@ fn sglang_pool(settings: &Settings, model: &Model, ledger: &Ledger) -> Option<Fi
         .number("kv_gib_per_gpu", ledger.pool);
     if let Some(reason) = &ledger.fraction_reason {
         finding = finding.because(format!("no fraction was given: {reason}"));
+    }
+    if ledger.pool > -0.5 {
+        finding = finding.because("that is nearer than the arithmetic can tell for certain: another build may just start");
     }
     if ledger.workspace > 0.0 {
         let shared = ledger.weights - ledger.plain_weights;
@@ -198,13 +241,44 @@ fn outside_budget(settings: &Settings, ledger: &Ledger) -> Option<Finding> {
     )
 }
 
+/// Graphs are captured into what the budget leaves, what the profile run has given back and what was estimated for them. A rank's context is
+/// outside the budget too.
+fn graphs_beside(settings: &Settings, ledger: &Ledger) -> Option<Finding> {
+    const CONTEXT_GIB: f64 = 0.5;
+    let outside = ledger.total * (1.0 - ledger.fraction);
+    let given_back = ledger.profile.peak() + ledger.profile.graphs;
+    let room = outside - CONTEXT_GIB + given_back;
+    let fixed = settings.kv_cache_memory_bytes.is_some();
+    // A tenth and a third of a GiB: what graphs take is known no better.
+    if ledger.graphs * 0.9 - 0.33 <= room || fixed || ledger.graphs == 0.0 {
+        return None;
+    }
+    let message = format!(
+        "weights and cache fit, but the graphs do not: {} sizes take about {:.1} GiB, and --gpu-memory-utilization {} leaves {outside:.1} GiB of the card, of which the context takes \
+         {CONTEXT_GIB}, and {given_back:.1} GiB that the profile run has given back",
+        settings.graphs.buckets.len(),
+        ledger.graphs,
+        ledger.fraction
+    );
+    let fraction = libm::floor((ledger.fraction - (ledger.graphs - room + 0.4) / ledger.total.max(1.0)) * 100.0) / 100.0;
+    let largest = settings.graphs.buckets.get(settings.graphs.buckets.len() / 4).copied().unwrap_or(8);
+    Some(
+        Finding::fails(Phase::GraphCapture, Kind::Oom, "graphs_fit_beside_the_pool", message)
+            .argument("--gpu-memory-utilization")
+            .fix(Fix::set("--gpu-memory-utilization", fraction.max(0.1)))
+            .fix(Fix::set("--max-cudagraph-capture-size", largest))
+            .fix(Fix::switch("--enforce-eager"))
+            .source("vllm/v1/worker/gpu_worker.py: capture comes after the pool and is not limited by the budget"),
+    )
+}
+
 fn vllm_pool(settings: &Settings, model: &Model, ledger: &Ledger) -> Option<Finding> {
     let cost = ledger.cost;
     let length = ledger.length.unwrap_or(0.0);
     let required = cost.map_or(0.0, |c| c.request(length) / GIB);
     let margin = ledger.margin.min(0.25 * ledger.total);
     if ledger.pool + margin > 0.0 && required <= ledger.pool + margin {
-        return None;
+        return (required > ledger.pool || ledger.pool <= 0.0).then(|| close_call(ledger, required));
     }
     let budget = ledger.total * ledger.fraction;
     let profile = ledger.profile.total();
@@ -248,6 +322,24 @@ fn vllm_pool(settings: &Settings, model: &Model, ledger: &Ledger) -> Option<Find
         }
     }
     Some(pool_fixes(settings, model, ledger, required, finding))
+}
+
+/// Nearer than the arithmetic can tell: said, and not decided against.
+fn close_call(ledger: &Ledger, required: f64) -> Finding {
+    let longest = ledger.cost.filter(|_| ledger.pool > 0.0).map(|cost| longest(&cost, ledger.pool * GIB)).filter(|l| *l >= 256.0);
+    let safe = longest.map_or(String::new(), |l| format!(": --max-model-len {l:.0} is safe"));
+    let message = format!(
+        "the KV cache is a close call: one request of full length needs {required:.2} GiB, and {:.2} GiB are predicted, which may be {:.1} GiB too few (profiled \
+         peak {:.1}, estimate of graphs {:.1}){safe}",
+        ledger.pool.max(0.0),
+        ledger.margin.min(0.25 * ledger.total),
+        ledger.profile.peak(),
+        ledger.profile.graphs
+    );
+    Finding::fails(Phase::KvAlloc, Kind::Oom, "kv_cache_holds_one_request", message)
+        .outcome(Outcome::Note)
+        .argument("--max-model-len")
+        .source("check_enough_kv_cache_memory; determine_available_memory")
 }
 
 fn pool_fixes(settings: &Settings, model: &Model, ledger: &Ledger, required: f64, mut finding: Finding) -> Finding {

@@ -34,14 +34,16 @@ pub(super) fn growth(settings: &Settings, model: &Model, hardware: &Hardware) ->
     growth
 }
 
-/// vLLM rounds the width of an MXFP4 expert up to 128 and the hidden size to 256 since 0.10.2: 66 GiB of gpt-oss-120b for 61 in the file.
+/// Since 0.10.1 vLLM rounds the hidden size of an MXFP4 expert up to 256 and, for Marlin, its width to 128: 65.97 GiB of gpt-oss-120b for 61 in the
+/// file, and 64.38 with the Triton kernels, which take widths in steps of 64.
 fn padded(model: &Model, settings: &Settings) -> f64 {
-    if !settings.version.at_least("0.10.2") {
+    if !settings.version.at_least("0.10.1") || settings.version.says("pre") {
         return 1.0;
     }
     let (Some(hidden), Some(width)) = (model.hidden, model.moe_intermediate) else { return 1.0 };
     let shard = width as f64 / f64::from(settings.moe_tp.max(1));
-    let rows = libm::ceil(shard / 128.0) * 128.0;
+    let step = if settings.moe_backend.starts_with("triton") { 64.0 } else { 128.0 };
+    let rows = libm::ceil(shard / step) * step;
     hidden.next_multiple_of(256) as f64 * rows / (hidden as f64 * shard)
 }
 

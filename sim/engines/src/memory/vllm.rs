@@ -15,6 +15,8 @@ pub struct Profile {
     pub sampler: f64,
     /// Peak of the multimodal encoder.
     pub encoder: f64,
+    /// The encoder's outputs, which stay while the decoder is profiled.
+    pub encoder_outputs: f64,
     /// Workspaces that stay: the MoE backend's, the indexer's, attention's.
     pub workspace: f64,
     /// The estimate of graphs that newer releases subtract.
@@ -22,20 +24,31 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// What the budget loses. Forward pass, sampling and encoder run one after another, so the largest counts; the encoder's cache stays.
+    /// What the budget loses. Encoder, forward pass and sampling run one after another, so the largest counts; the encoder's outputs stay.
     pub fn total(&self) -> f64 {
-        self.outside + self.forward.max(self.sampler) + self.encoder + self.workspace + self.graphs
+        self.outside + self.peak() + self.workspace + self.graphs
+    }
+    /// The largest of what runs one after another.
+    pub fn peak(&self) -> f64 {
+        self.encoder.max(self.encoder_outputs + self.forward.max(self.sampler))
     }
 }
 
 const GIB: f64 = super::GIB;
 
-/// Bytes of sampling per sequence and vocabulary entry: logits in 16 and 32 bits, sorted values and their indices, probabilities, running sums, masks.
+/// Bytes of sampling per sequence and vocabulary entry.
 ///
-/// gpt-oss-120b on 0.11.0 with 1024 sequences loses 7.6 GiB beside weights, which is 36 B; MiniMax-M2.5 (TP4) and Kimi-K2.5 (TP8) in early 2026
-/// lose 8 and 3, between which 24 B lie.
-fn sampler_bytes(version: &Version) -> f64 {
-    if version.at_least("0.13.0") { 24.0 } else { 36.0 }
+/// Before 0.13: logits in 16 and 32 bits, sorted values and their indices, probabilities, running sums, masks: gpt-oss-120b with 1024 sequences loses
+/// 7.4 GiB beside weights on 0.10.1 and 7.6 on 0.11.0, which is 36 B; ranks that gather the logits hold them once more as gathered and once as
+/// rearranged. From 0.17 on a Triton kernel masks in place (`topk_topp_sampler.py`: `logits.shape[0] >= 8`): logits in 16 and 32 bits, probabilities
+/// and noise; Llama-3-8B with 1024 sequences peaks at 1.44 GiB on 0.29, which is 12 B. Between the two, MiniMax-M2.5 (TP4) lost 8 GiB and Kimi-K2.5
+/// (TP8, a command that is not known to the last flag) 3: 26 B lie between.
+fn sampler_bytes(version: &Version, tp: u32) -> f64 {
+    match (version.at_least("0.17.0"), version.at_least("0.13.0")) {
+        (true, _) => 12.0,
+        (false, true) => 26.0,
+        (false, false) => 36.0 + if tp > 1 { 4.0 } else { 0.0 },
+    }
 }
 
 /// Place of a rank in the pipeline: encoders run on the first stage, sampling on the last.
@@ -59,8 +72,9 @@ pub fn profile(settings: &Settings, model: &Model, sm: Option<u32>, place: Place
     Profile {
         outside: outside_gib(settings),
         forward: (tokens * hidden * 2.0 * 12.0 + gathered * hidden * 2.0 * 4.0 + (gathered.min(32_768.0) * routed)) / GIB,
-        sampler: if place.last { sequences * vocab * sampler_bytes(&settings.version) / GIB } else { 0.0 },
+        sampler: if place.last { sequences * vocab * sampler_bytes(&settings.version, settings.tp) / GIB } else { 0.0 },
         encoder: if place.first { encoder_gib(settings, model) } else { 0.0 },
+        encoder_outputs: if place.first { encoder_gib(settings, model) / 2.0 } else { 0.0 },
         workspace: workspace_gib(settings, model, sm, tokens, hidden),
         graphs: 0.0,
     }
@@ -85,17 +99,21 @@ fn routed_bytes(settings: &Settings, model: &Model, hidden: f64) -> f64 {
     topk * (hidden + 3.0 * width) * 2.0
 }
 
-/// Encoders are profiled at their largest input: 16,384 tokens in the Qwen-VL classes, 4,096 and less in others. Releases before 0.13 profile several
-/// such items (Qwen3-VL-235B on 0.11.0 at TP8 lost 6.8 GiB beside weights).
+/// Encoders are profiled at their largest input. The Qwen-VL classes take an image of 16,384 tokens; before 0.13 they take a video as long as the
+/// context, at most 114,688 tokens ("Encoder cache will be initialized with a budget of 114688 tokens"). A token costs its outputs (the hidden size
+/// and three more of the deep stack, in 16 bits: half) and as much for the tower's activations: Qwen3-VL-235B at TP8 and 100,000 tokens lost 6.4 GiB,
+/// 64 KB a token of 4096 values. Others take 4,096 tokens and less.
 fn encoder_gib(settings: &Settings, model: &Model) -> f64 {
     if !model.multimodal || settings.language_only {
         return 0.0;
     }
-    match (model.class.as_deref().is_some_and(|c| c.starts_with("Qwen")), settings.version.at_least("0.13.0")) {
-        (true, false) => 3.5,
-        (true, true) => 0.7,
-        (false, _) => 0.1,
+    if !model.class.as_deref().is_some_and(|c| c.starts_with("Qwen")) {
+        return 0.1;
     }
+    let videos = !settings.version.at_least("0.13.0") && !settings.without_videos;
+    let longest = settings.max_model_len.or(model.max_positions).unwrap_or(32_768);
+    let tokens = (if videos { longest.clamp(16_384, 114_688) } else { 16_384 }) as f64;
+    tokens * 64.0e3 * (model.hidden.unwrap_or(4096) as f64 / 4096.0) / GIB
 }
 
 fn workspace_gib(settings: &Settings, model: &Model, sm: Option<u32>, tokens: f64, hidden: f64) -> f64 {
@@ -127,26 +145,51 @@ pub fn estimates_graphs(settings: &Settings) -> bool {
         && (settings.version.at_least("0.21.0") || settings.env_on(NAME) && settings.version.at_least("0.17.0"))
 }
 
-/// The estimate: GLM-5.1 (78 layers of 6144, 35 sizes, piecewise and full) 4.8 GiB where capture took 1.2, and 6.0 with three draft tokens where it
-/// took 2.3. It is extrapolated from the first graphs' activations, so it goes with the hidden size; more than 6 % of a card was never reported.
-pub fn estimated_graphs_gib(settings: &Settings, model: &Model, memory_gib: f64) -> f64 {
-    let drafts = if settings.speculative.is_some() { 1.27 / DRAFT_GRAPHS } else { 1.0 };
-    let width = model.hidden.unwrap_or(6144) as f64 / 6144.0;
-    (4.0 * actual_graphs_gib(settings, model) * drafts * libm::pow(width, 1.5).min(1.3)).min(0.06 * memory_gib)
+/// Graphs that are captured: piecewise ones of every size, and full ones of the sizes that a decode step can have.
+fn graphs(settings: &Settings) -> f64 {
+    let buckets = &settings.graphs.buckets;
+    let piecewise = if settings.graphs.piecewise { buckets.len() } else { 0 };
+    let drafts = settings.speculative.as_ref().map_or(0, |s| s.draft_tokens);
+    let decode = settings.max_num_seqs.saturating_mul(1 + drafts);
+    let full = match (full_and_piecewise(&settings.version), settings.graphs.piecewise) {
+        (true, true) => buckets.iter().filter(|size| **size <= decode).count(),
+        (_, false) => buckets.len(),
+        (false, true) => 0,
+    };
+    (piecewise + full) as f64
 }
 
-/// Graphs with a draft over graphs without.
-const DRAFT_GRAPHS: f64 = 1.9;
+/// Whether collectives are captured with every layer: their buffers are most of what a graph holds.
+fn captures_collectives(settings: &Settings) -> bool {
+    settings.tp * settings.dp > 1
+}
 
-/// What capture takes: 1.2 GiB for 70 graphs of 78 layers (GLM-5.1, TP8), 2.3 with three draft tokens.
+/// The estimate, extrapolated from the second graph of each kind to all of them, MiB a layer of a graph. One GPU: 0.17 (Qwen3-8B, 86 graphs of 36 layers:
+/// 0.52 GiB) and less (Qwen3-Coder-Next, 90 of 48: 0.26). With collectives 1.36 at a hidden size of 6144 (GLM-5.1, 46 graphs of 78 layers: 4.77 GiB), 0.83 at
+/// 3072 (MiniMax-M2.7 on two GB10, 102 of 62: 5.1 GiB), 0.35 in dense models (Qwen3.6-27B on two and four RTX 3090). More than 7.5 % of a card is rare.
+pub fn estimated_graphs_gib(settings: &Settings, model: &Model, memory_gib: f64) -> f64 {
+    let width = model.hidden.unwrap_or(6144) as f64 / 1024.0;
+    let per_layer_mib = match (captures_collectives(settings), model.moe) {
+        (false, _) => 0.15,
+        (true, false) => 0.35,
+        (true, true) => (0.29 + 0.175 * width).min(0.27 * width),
+    };
+    (graphs(settings) * layers_of_a_stage(settings, model) * per_layer_mib / 1024.0).min(0.075 * memory_gib)
+}
+
+fn layers_of_a_stage(settings: &Settings, model: &Model) -> f64 {
+    model.layers.unwrap_or(60) as f64 / f64::from(settings.pp.max(1))
+}
+
+/// What capture takes, MiB a layer of a graph: 0.35 with collectives (GLM-5.1: 1.22 GiB for 46 graphs of 78 layers, Qwen3-VL-235B on 4 L40S: 3.45 for 102
+/// of 94) and a quarter more with drafts (2.39 for 70 of 79), 0.09 on one GPU (Llama-3-8B: 0.23 for 86 of 32).
 pub fn actual_graphs_gib(settings: &Settings, model: &Model) -> f64 {
     if !settings.graphs.enabled {
         return 0.0;
     }
-    let sets = if full_and_piecewise(&settings.version) && settings.graphs.piecewise { 2.0 } else { 1.0 };
-    let graphs = settings.graphs.buckets.len() as f64 * sets;
-    let drafts = if settings.speculative.is_some() { DRAFT_GRAPHS } else { 1.0 };
-    graphs * model.layers.unwrap_or(60) as f64 / f64::from(settings.pp.max(1)) * 0.225 / 1024.0 * drafts
+    let drafts = if settings.speculative.is_some() { 1.25 } else { 1.0 };
+    let per_layer_mib = if captures_collectives(settings) { 0.35 } else { 0.09 };
+    graphs(settings) * layers_of_a_stage(settings, model) * per_layer_mib / 1024.0 * drafts
 }
 
 /// From 0.11.0 on, decode batches have full graphs beside piecewise ones.

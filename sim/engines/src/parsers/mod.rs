@@ -52,9 +52,13 @@ pub fn refused(given: &Given, value: &str, version: &Version) -> Option<Finding>
     let message = format!("{} '{value}' is not a {word} parser of {title} {}: {why}", given.written, version.text);
     let finding = Finding::fails(Phase::Parse, Kind::FlagConflict, "parser_name_is_a_choice", message);
     let mut finding = finding.argument(&given.written).source("parser tables of the engines");
-    let mut close: Vec<(usize, &str)> = own.iter().map(|r| (distance(value, r.name), r.name)).collect();
+    // Related names begin alike: `qwen25` is not a slip for `openai`, though four edits lead there.
+    let alike = |name: &str| name.chars().zip(value.chars()).take_while(|(a, b)| a == b).count() >= 3;
+    let mut close: Vec<(usize, &str)> =
+        own.iter().filter(|r| r.range.contains(version)).map(|r| (distance(value, r.name), r.name)).collect();
+    close.retain(|(d, name)| *d <= 1 || *d <= 4 && (alike(name) || plain(name) == plain(value)));
     close.sort();
-    if let Some((_, name)) = close.first().filter(|(d, _)| *d <= 4) {
+    if let Some((_, name)) = close.first() {
         finding = finding.fix(Fix::set(&given.written, name));
     }
     Some(finding.fix(Fix::remove(&given.written)))

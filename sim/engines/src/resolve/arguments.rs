@@ -1,24 +1,32 @@
-//! What argument parsing itself refuses: unknown and removed flags, values that are no numbers, words that are no choices.
+//! What argument parsing itself refuses: unknown and removed flags, flags without their value, values that are no numbers, words that are no
+//! choices, words that belong to nothing.
 
-use crate::command::{Command, Given, nearest};
+use crate::command::{Command, Given, Stray, is_placeholder, nearest};
 use crate::finding::{Finding, Fix, Kind, Outcome, Phase};
 use crate::flags::{self, Effect, Flag, Value};
 use crate::parsers;
 use crate::question::Engine;
 use crate::version::Version;
 
-/// Faults and notes of the arguments themselves, in the command's order.
-pub fn argument_findings(command: &Command, version: &Version) -> Vec<Finding> {
-    command.given.iter().filter_map(|given| one(given, version)).collect()
+/// Faults and notes of the arguments themselves, in the command's order. `gpus` are those of the machine: what a missing size may have meant.
+pub fn argument_findings(command: &Command, version: &Version, gpus: Option<u32>) -> Vec<Finding> {
+    let mut out: Vec<(usize, Finding)> =
+        command.given.iter().filter_map(|given| Some((given.span.start, one(given, version, gpus)?))).collect();
+    out.extend(command.stray.iter().map(|word| (word.span.start, stray(word, command, version.engine))));
+    out.sort_by_key(|(at, _)| *at);
+    out.into_iter().map(|(_, finding)| finding).collect()
 }
 
-fn one(given: &Given, version: &Version) -> Option<Finding> {
+fn one(given: &Given, version: &Version, gpus: Option<u32>) -> Option<Finding> {
     let engine = version.engine;
     let Some(flag) = flags::find(engine, &given.name).filter(|_| given.known) else {
         return Some(unknown(given, engine));
     };
     if let (Effect::Gone(instead), false) = (flag.effect, flag.range.contains(version)) {
         return Some(gone(given, flag, instead, version));
+    }
+    if let Some(early) = early(given, flag, version) {
+        return Some(early);
     }
     if flag.effect == Effect::Inert {
         let message = format!("{} is accepted, but no code of {} reads it: it has no effect", given.written, engine.title());
@@ -29,17 +37,104 @@ fn one(given: &Given, version: &Version) -> Option<Finding> {
                 .source(format!("{} 0.5.8 to 0.5.23: no reader of the field", engine.title())),
         );
     }
-    let value = given.value.as_deref()?;
-    if value.starts_with('<') {
+    let Some(value) = given.value.as_deref() else { return without_value(given, flag, gpus) };
+    if is_placeholder(value) {
         return None;
     }
     match flag.value {
-        Value::Int | Value::Float => number(given, flag, value),
+        Value::Int | Value::Float => number(given, flag, value, engine).or_else(|| size(given, flag, value)),
         Value::Choice(words) => choice(given, words, value, version),
-        Value::Json => json(given, value),
+        Value::Json => json(given, flag, value),
         Value::Text => parsers::refused(given, value, version),
-        _ => None,
+        Value::Switch => switch(given, flag, value, version),
+        Value::List | Value::Words => None,
     }
+}
+
+/// What argparse prints of a flag: every name of it.
+fn argparse(flag: &Flag, says: &str) -> String {
+    format!("argparse: error: argument {}: {says}", flag.names().collect::<Vec<_>>().join("/"))
+}
+
+/// The table, and whether the releases of the row were read.
+fn table_source(flag: &Flag, engine: Engine) -> String {
+    let read = crate::provenance::evidenced(flag.range, "");
+    let title = engine.title();
+    if read { format!("flag table of {title}") } else { format!("flag table of {title}; the release is assumed from release notes") }
+}
+
+/// A flag of a later release: refused where a plain release is clearly older than it, mentioned where the two are close, for the release that brought a
+/// flag is known to about one.
+fn early(given: &Given, flag: &Flag, version: &Version) -> Option<Finding> {
+    let since = flag.range.since;
+    let named =
+        version.release.is_some() && !["image", "fork", "custom", "build", "dev", "main", "nightly"].iter().any(|w| version.says(w));
+    if since.is_empty() || !named || flag.range.contains(version) || version.at_least(since) {
+        return None;
+    }
+    let title = version.engine.title();
+    let message = format!("{} is not a flag of {title} {} yet: it came with {since}", given.written, version.text);
+    let finding = refused(given, "flag_exists_in_version", message)
+        .because(format!("argparse: error: unrecognized arguments: {}", given.written))
+        .source(table_source(flag, version.engine))
+        .fix(Fix::remove(&given.written))
+        .fix(Fix::version(since, "the first that has the flag"));
+    let month = |day: u32| day / 10_000 * 12 + day / 100 % 100;
+    let apart = month(Version::parse(version.engine, since).day).saturating_sub(month(version.day));
+    Some(if apart >= 2 { finding } else { finding.outcome(Outcome::Note) })
+}
+
+fn without_value(given: &Given, flag: &Flag, gpus: Option<u32>) -> Option<Finding> {
+    let says = match flag.value {
+        Value::Switch | Value::Words => return None,
+        Value::List => "expected at least one argument",
+        _ => "expected one argument",
+    };
+    let what = match flag.value {
+        Value::Int => "an integer",
+        Value::Float => "a number",
+        Value::Json => "JSON",
+        Value::Choice(_) => "one of its words",
+        _ => "a value",
+    };
+    let message =
+        format!("{} has no value: {what} must follow it, and the command ends there or goes on with the next flag", given.written);
+    let mut finding = refused(given, "flag_has_its_value", message).because(argparse(flag, says)).source("argparse");
+    if let Value::Choice(words) = flag.value {
+        finding = finding.because(format!("accepted: {}", words.replace('/', ", ")));
+    }
+    let ranks = matches!(flag.name, "--tp-size" | "--tensor-parallel-size");
+    if let Some(gpus) = gpus.filter(|_| ranks) {
+        finding = finding.fix(Fix::set(&given.written, gpus));
+    }
+    Some(finding.fix(Fix::remove(&given.written)))
+}
+
+/// `--switch=true`: actions without arguments take none, whatever is behind the equals sign. vLLM's own boolean actions before 0.9 took one.
+fn switch(given: &Given, flag: &Flag, value: &str, version: &Version) -> Option<Finding> {
+    if given.written.starts_with("--no-") || version.engine == Engine::Vllm && !version.at_least("0.9.0") {
+        return None;
+    }
+    let message = format!("{} is a switch and takes no value, not even '{value}'", given.written);
+    let finding = refused(given, "switch_takes_no_value", message).because(argparse(flag, &format!("ignored explicit argument '{value}'")));
+    let off = matches!(value.to_lowercase().as_str(), "false" | "0" | "no" | "off");
+    let bare = Fix { text: given.written.clone(), ..Fix::remove(&given.written).and(Fix::switch(&given.written)) };
+    Some(finding.source("argparse").fix(if off { Fix::remove(&given.written) } else { bare }))
+}
+
+/// A word that belongs to no flag. Behind a line end that nothing joins it is no part of the command for a shell, so it is only mentioned.
+fn stray(word: &Stray, command: &Command, engine: Engine) -> Finding {
+    let text = &word.text;
+    let message = match &word.behind {
+        Some(switch) => format!("'{text}' belongs to no flag: {switch} in front of it is a switch and takes no value"),
+        None => format!("'{text}' belongs to no flag, and {} has no place for it", engine.title()),
+    };
+    let finding = Finding::fails(Phase::Parse, Kind::FlagConflict, "every_word_has_a_flag", message)
+        .argument(text)
+        .because(format!("argparse: error: unrecognized arguments: {text}"))
+        .source("argparse");
+    let uncertain = word.on_its_own_line || command.given.iter().any(|g| !g.known);
+    if uncertain { finding.outcome(Outcome::Note) } else { finding.fix(Fix::drop_word(text)) }
 }
 
 fn refused(given: &Given, invariant: &str, message: String) -> Finding {
@@ -69,7 +164,7 @@ fn unknown(given: &Given, engine: Engine) -> Finding {
 
 fn gone(given: &Given, flag: &Flag, instead: &str, version: &Version) -> Finding {
     let message = format!("{} was removed in {} {}: {instead}", given.written, version.engine.title(), flag.range.until);
-    let finding = refused(given, "flag_exists_in_version", message).source(format!("flag table of {}", version.engine.title()));
+    let finding = refused(given, "flag_exists_in_version", message).source(table_source(flag, version.engine));
     let finding = finding.fix(Fix::remove(&given.written));
     match instead.split_once(' ') {
         Some((name, value)) if name.starts_with("--") && !value.contains(' ') => {
@@ -79,21 +174,61 @@ fn gone(given: &Given, flag: &Flag, instead: &str, version: &Version) -> Finding
     }
 }
 
-fn number(given: &Given, flag: &Flag, value: &str) -> Option<Finding> {
-    let plain = value.trim_end_matches(['k', 'K', 'm', 'M', 'g', 'G']);
+/// vLLM reads `32k` and `1M` in lengths and sizes (`human_readable_int`), and `auto` as the longest context that fits.
+fn number(given: &Given, flag: &Flag, value: &str, engine: Engine) -> Option<Finding> {
+    let readable = engine == Engine::Vllm && ["len", "tokens", "bytes", "size"].iter().any(|w| flag.name.contains(w));
+    let plain = if readable { value.trim_end_matches(['k', 'K', 'm', 'M', 'g', 'G']) } else { value };
     let fits = match flag.value {
         Value::Int => {
             plain.parse::<i64>().is_ok()
                 || plain.parse::<f64>().is_ok_and(|n| plain.len() < value.len() && n.is_finite())
-                || value == "auto"
+                || value == "auto" && readable
         }
         _ => plain.parse::<f64>().is_ok_and(f64::is_finite),
     };
     if fits {
         return None;
     }
-    let what = if flag.value == Value::Int { "an integer" } else { "a number" };
-    Some(refused(given, "value_is_a_number", format!("{} takes {what}, not '{value}'", given.written)).source("argparse"))
+    let (what, kind) = if flag.value == Value::Int { ("an integer", "int") } else { ("a number", "float") };
+    let finding = refused(given, "value_is_a_number", format!("{} takes {what}, not '{value}'", given.written));
+    let finding = finding.because(argparse(flag, &format!("invalid {kind} value: '{value}'"))).source("argparse");
+    // `8.0`, `8k`, `"8"`: what was meant is plain.
+    let digits = value.trim_matches(['"', '\'']).to_lowercase();
+    let meant = match digits.strip_suffix('k') {
+        Some(thousands) => thousands.parse::<f64>().ok().map(|n| n * 1024.0),
+        None => digits.parse::<f64>().ok(),
+    };
+    Some(match meant.filter(|n| n.fract() == 0.0 && n.abs() < 1e15) {
+        Some(n) => finding.fix(Fix::set(&given.written, n as i64)),
+        None => finding.fix(Fix::remove(&given.written)),
+    })
+}
+
+/// Flags that count ranks, hosts or sequences.
+const COUNTS: &[&str] = &[
+    "--tp-size",
+    "--pp-size",
+    "--dp-size",
+    "--ep-size",
+    "--nnodes",
+    "--tensor-parallel-size",
+    "--pipeline-parallel-size",
+    "--data-parallel-size",
+    "--decode-context-parallel-size",
+    "--prefill-context-parallel-size",
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--max-running-requests",
+    "--block-size",
+    "--page-size",
+];
+
+/// argparse takes 0 and less; the engine does not.
+fn size(given: &Given, flag: &Flag, value: &str) -> Option<Finding> {
+    let n: i64 = value.parse().ok().filter(|n| *n < 1 && COUNTS.contains(&flag.name))?;
+    let message = format!("{} counts from 1, and it is {n}", given.written);
+    let finding = refused(given, "count_is_at_least_one", message).source("positive sizes of the configuration classes");
+    Some(finding.because("pydantic: Input should be greater than or equal to 1").fix(Fix::remove(&given.written)))
 }
 
 fn choice(given: &Given, words: &str, value: &str, version: &Version) -> Option<Finding> {
@@ -105,11 +240,17 @@ fn choice(given: &Given, words: &str, value: &str, version: &Version) -> Option<
     let read = if version.engine == Engine::Sglang { "0.5.24" } else { "0.17.0" };
     let grows = ["backend", "quantization", "cache-dtype", "algorithm", "load-format"].iter().any(|w| given.name.contains(w));
     let slip = words.split('/').any(|w| crate::command::distance(&lower, &w.to_lowercase()) <= 2);
-    let beyond = grows && !slip && (version.release.is_none() || version.at_least(read));
+    let other = if version.engine == Engine::Sglang { Engine::Vllm } else { Engine::Sglang };
+    let others = flags::find(other, &given.name)
+        .is_some_and(|f| matches!(f.value, Value::Choice(w) if w.split('/').any(|w| w.to_lowercase() == lower)));
+    let beyond = grows && !slip && !others && (version.release.is_none() || version.at_least(read));
     let own_build = beyond || ["fork", "custom", "image", "build", "patched", "dev"].iter().any(|w| version.says(w));
     let all: Vec<&str> = words.split('/').collect();
-    let message = format!("{} does not accept '{value}' (accepted: {})", given.written, all.join(", "));
-    let mut finding = refused(given, "value_is_a_choice", message).source(format!("choices of {} in the flag table", given.name));
+    let whose = if others { format!(", which is a word of {}", other.title()) } else { String::new() };
+    let message = format!("{} does not accept '{value}'{whose} (accepted: {})", given.written, all.join(", "));
+    let mut finding = refused(given, "value_is_a_choice", message)
+        .because(parser_says(given, value, &all, version.engine))
+        .source(format!("choices of {} in the flag table", given.name));
     if own_build {
         return Some(finding.outcome(Outcome::Note));
     }
@@ -121,9 +262,24 @@ fn choice(given: &Given, words: &str, value: &str, version: &Version) -> Option<
     Some(finding.fix(Fix::remove(&given.written)))
 }
 
-fn json(given: &Given, value: &str) -> Option<Finding> {
+/// What the parser prints of a word that is no choice: argparse, or the class that the value is turned into.
+fn parser_says(given: &Given, value: &str, all: &[&str], engine: Engine) -> String {
+    if engine == Engine::Vllm && given.name == "--attention-backend" {
+        return format!(
+            "pydantic: Value error, Unknown attention backend: '{}'. Valid options are: {}",
+            value.to_uppercase(),
+            all.join(", ")
+        );
+    }
+    let quoted: Vec<String> = all.iter().map(|w| format!("'{w}'")).collect();
+    format!("argparse: error: argument {}: invalid choice: '{value}' (choose from {})", given.written, quoted.join(", "))
+}
+
+fn json(given: &Given, flag: &Flag, value: &str) -> Option<Finding> {
     // `-O3` is a level; a bare word may name a file.
     let looks = value.trim_start().starts_with(['{', '[']);
     let error = serde_json::from_str::<serde_json::Value>(value).err().filter(|_| looks)?;
-    Some(refused(given, "value_is_json", format!("{} takes JSON, and its value is not: {error}", given.written)).source("argparse"))
+    let says = format!("Value {value} cannot be converted to <function loads>");
+    let finding = refused(given, "value_is_json", format!("{} takes JSON, and its value is not: {error}", given.written));
+    Some(finding.because(argparse(flag, &says)).source("argparse").fix(Fix::remove(&given.written)))
 }

@@ -120,6 +120,7 @@ fn blank(version: &Version, env: &BTreeMap<String, String>, command: &Command) -
         custom_all_reduce: true,
         shared_experts_fusion: true,
         language_only: false,
+        without_videos: false,
         flags,
         env: all,
         writes: Vec::new(),
@@ -144,6 +145,11 @@ impl Draft<'_> {
     /// A count after a flag, at least 1.
     pub fn count(&self, flag: &str) -> Option<u32> {
         self.number(flag).filter(|n| (1.0..=1e9).contains(n)).map(|n| n as u32)
+    }
+    /// Ranks after a flag; where the command has a placeholder or nothing for their number, all that the machine has.
+    pub fn ranks(&self, flag: &str) -> Option<u32> {
+        let open = self.settings.flag(flag).is_some_and(|value| value == "true" || crate::command::is_placeholder(value));
+        if open { self.hardware.count } else { self.count(flag) }
     }
     /// A length after a flag, at least 1.
     pub fn length(&self, flag: &str) -> Option<u64> {

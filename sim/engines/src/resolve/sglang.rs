@@ -14,7 +14,7 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "retired MoE switches",
         range: Range::until("0.5.2"),
-        source: "sglang/srt/server_args.py (0.5.0): deprecated switches",
+        source: "sglang/srt/server_args.py (0.5.0): deprecated switches; that they went with 0.5.2 is assumed",
         run: retired,
     },
     Step { name: "plain values", range: Range::ALL, source: ARGS, run: plain },
@@ -25,14 +25,14 @@ pub(super) const STEPS: &[Step] = &[
     Step {
         name: "_handle_moe_kernel_config",
         range: Range::since("0.5.2"),
-        source: "sglang/srt/server_args.py 2236 (0.5.9)",
+        source: "sglang/srt/server_args.py 2236 (0.5.9); that it came with 0.5.2 is assumed",
         run: moe_kernel,
     },
     Step { name: "_handle_a2a_moe", range: Range::ALL, source: ARGS, run: a2a },
     Step {
         name: "_handle_a2a_moe: flashinfer needs full attention DP",
         range: Range::since("0.5.20"),
-        source: "sglang/srt/arg_groups/moe_hook.py (0.5.23)",
+        source: "sglang/srt/arg_groups/moe_hook.py (0.5.23); not in 0.5.10, and 0.5.20 is assumed to be the first",
         run: flashinfer_needs_dp,
     },
     Step { name: "_handle_eplb_and_dispatch", range: Range::ALL, source: ARGS, run: eplb },
@@ -47,7 +47,7 @@ fn conflict(invariant: &str, message: impl Into<String>) -> Finding {
 }
 
 fn sizes(d: &mut Draft<'_>) {
-    d.settings.tp = d.count("--tp-size").unwrap_or(1);
+    d.settings.tp = d.ranks("--tp-size").unwrap_or(1);
     d.settings.pp = d.count("--pp-size").unwrap_or(1);
     d.settings.dp = d.count("--dp-size").unwrap_or(1);
     d.settings.ep = d.count("--ep-size").unwrap_or(1);

@@ -36,7 +36,7 @@ fn conflict(invariant: &str, message: impl Into<String>) -> Finding {
 }
 
 fn sizes(d: &mut Draft<'_>) {
-    d.settings.tp = d.count("--tensor-parallel-size").unwrap_or(1);
+    d.settings.tp = d.ranks("--tensor-parallel-size").unwrap_or(1);
     d.settings.pp = d.count("--pipeline-parallel-size").unwrap_or(1);
     d.settings.dp = d.count("--data-parallel-size").unwrap_or(1);
     d.settings.dcp = d.count("--decode-context-parallel-size").unwrap_or(1);
@@ -65,7 +65,17 @@ fn plain(d: &mut Draft<'_>) {
     let no_images =
         d.json("--limit-mm-per-prompt").is_some_and(|v| v.as_object().is_some_and(|o| o.values().all(|n| n == 0) && !o.is_empty()));
     d.settings.language_only = d.on("--language-model-only") || no_images;
+    d.settings.without_videos = limit_of(d, "video") == Some(0);
     d.settings.disaggregation = d.json("--kv-transfer-config").and_then(|v| v.get("kv_role").and_then(Value::as_str).map(str::to_owned));
+}
+
+/// Items of a kind that a prompt may hold: `{"video": 0}`, or `video=0` of releases before 0.9.
+fn limit_of(d: &Draft<'_>, kind: &str) -> Option<u64> {
+    let text = d.word("--limit-mm-per-prompt")?;
+    match d.json("--limit-mm-per-prompt") {
+        Some(value) => value.get(kind).and_then(Value::as_u64),
+        None => text.split([',', ' ']).find_map(|pair| pair.split_once('=').filter(|(name, _)| *name == kind)?.1.parse().ok()),
+    }
 }
 
 fn a2a(d: &mut Draft<'_>) {
@@ -110,8 +120,8 @@ fn batch_defaults(d: &mut Draft<'_>) {
         (true, false) => (2048, 256),
         (false, _) => (2048, 256),
     };
-    // 0.8 to 0.9 had 256 sequences on every card.
-    let seqs = if d.settings.version.at_least("0.10.0") { seqs } else { 256 };
+    // 0.8 had 256 sequences on every card; 0.9.2 has 1024 on an H100 (8.11 GiB of cache for Qwen3-235B at TP4, which 256 would not explain).
+    let seqs = if d.settings.version.at_least("0.9.0") { seqs } else { 256 };
     d.settings.max_num_seqs_given = d.count("--max-num-seqs").is_some();
     d.settings.max_num_seqs = d.count("--max-num-seqs").unwrap_or(seqs);
     d.settings.max_batched_tokens = Some(d.length("--max-num-batched-tokens").unwrap_or(tokens));

@@ -17,14 +17,14 @@ pub(super) const RULES: &[Rule] = &[
         name: "quantization_supports_architecture",
         engine: None,
         range: Range::ALL,
-        source: "get_min_capability of the quantization methods",
+        source: "get_min_capability of the quantization methods (0.5.9, 0.16.0); releases at which a minimum changed are assumed from release notes",
         check: minimum,
     },
     Rule {
         name: "attention_sinks_need_a_backend",
         engine: VLLM,
         range: Range::between("0.10.0", "0.10.2"),
-        source: "vllm/v1/attention/backends/flash_attn.py: sinks are supported in FlashAttention 3 only",
+        source: "vllm/v1/attention/backends/flash_attn.py: sinks are supported in FlashAttention 3 only; the first and last release are assumed from reports",
         check: sinks,
     },
     Rule {
@@ -38,7 +38,7 @@ pub(super) const RULES: &[Rule] = &[
         name: "fused_all_reduce_is_skipped",
         engine: SGL,
         range: Range::since("20260104"),
-        source: "sglang/srt/layers/communicator.py apply_flashinfer_allreduce_fusion; flashinfer/jit/comm.py",
+        source: "sglang/srt/layers/communicator.py apply_flashinfer_allreduce_fusion (pull request 16283); flashinfer/jit/comm.py",
         check: fused_all_reduce_skipped,
     },
     Rule {
@@ -80,21 +80,21 @@ pub(super) const RULES: &[Rule] = &[
         name: "nvfp4_grouped_gemm_fits_shared_memory",
         engine: VLLM,
         range: Range::until("0.22.0"),
-        source: "CUTLASS grouped GEMM: stages are counted for 227 KiB of shared memory, SM120 has 99 KiB (101376 B) a block",
+        source: "CUTLASS grouped GEMM: stages are counted for 227 KiB of shared memory, SM120 has 99 KiB (101376 B) a block; the last release is assumed",
         check: nvfp4_shared_memory,
     },
     Rule {
         name: "nvfp4_gemm_initializes_on_sm121",
         engine: VLLM,
         range: Range::until("0.17.0"),
-        source: "FP4 CUTLASS kernels of these releases do not initialize on SM121; ptxas 12.8 does not know sm_121a",
+        source: "reports: FP4 CUTLASS kernels do not initialize on SM121; ptxas 12.8 does not know sm_121a; the last release is assumed",
         check: nvfp4_sm121,
     },
     Rule {
         name: "moe_backend_supports_scheme",
         engine: VLLM,
         range: Range::since("0.18.0"),
-        source: "vllm fused_moe oracle: a backend lists the weight and activation schemes it takes",
+        source: "vllm fused_moe oracle: a backend lists the weight and activation schemes it takes; the first release is assumed",
         check: scheme,
     },
     Rule {
@@ -115,15 +115,8 @@ pub(super) const RULES: &[Rule] = &[
         name: "release_is_built_for_architecture",
         engine: SGL,
         range: Range::until("0.4.6"),
-        source: "PyTorch 2.5 and sgl-kernel wheels of these releases are built with CUDA 12.4, whose compiler ends at SM90",
+        source: "PyTorch 2.5 and sgl-kernel wheels before 0.4.6 are built with CUDA 12.4, whose compiler ends at SM90",
         check: wheel,
-    },
-    Rule {
-        name: "flashinfer_cuda_supports_architecture",
-        engine: None,
-        range: Range::ALL,
-        source: "ptxas and NVCC: SM120 from CUDA 12.8 on, SM121 and SM103 from 12.9 on",
-        check: toolkit,
     },
 ];
 
@@ -176,6 +169,12 @@ fn backend(launch: &Launch<'_>) -> Vec<Finding> {
         }
         if launch.settings.has(flag) {
             finding = finding.fix(Fix::remove(flag));
+        }
+        // Dense attention backends do not run sparse attention.
+        if op == Op::Attention && indexer(launch) {
+            let newer = engine == Engine::Vllm && launch.sm() / 10 == 12 && !launch.settings.version.at_least("0.24.0");
+            out.push(if newer { finding.fix(Fix::version("0.24.0", "sparse attention has kernels for SM12x")) } else { finding });
+            continue;
         }
         let instead = if kernel.instead == "auto" && !launch.settings.has(flag) { "marlin" } else { kernel.instead };
         out.push(finding.fix(Fix::set(flag, instead)));
@@ -455,24 +454,4 @@ fn router_weight(launch: &Launch<'_>) -> Vec<Finding> {
         unsupported(Phase::Warmup, "runner_supports_router_weight_on_input", message)
             .fix(Fix::words("a newer SGLang whose CUTLASS runner takes router weights on the input")),
     ]
-}
-
-fn toolkit(launch: &Launch<'_>) -> Vec<Finding> {
-    let needs = match launch.sm() {
-        121 | 103 => (12, 9),
-        100 | 120 => (12, 8),
-        90 | 89 => (11, 8),
-        _ => return Vec::new(),
-    };
-    let Some(cuda) = launch.hardware.cuda.filter(|c| *c < needs) else { return Vec::new() };
-    // A driver reports the newest toolkit it supports, not the one the engine was built with: only a note.
-    let message = format!(
-        "CUDA {}.{} cannot compile for SM{}: {}.{} or later is needed for kernels built at start-up",
-        cuda.0,
-        cuda.1,
-        launch.sm(),
-        needs.0,
-        needs.1
-    );
-    vec![unsupported(Phase::Warmup, "flashinfer_cuda_supports_architecture", message).outcome(Outcome::Note)]
 }

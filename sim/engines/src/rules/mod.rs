@@ -5,6 +5,7 @@ mod experts;
 mod kernels;
 mod peers;
 mod slow;
+pub mod toolkit;
 mod versions;
 
 use crate::command::Command;
@@ -45,7 +46,7 @@ pub struct Rule {
 
 /// Every rule, in the order of their files.
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
-    [versions::RULES, divisibility::RULES, experts::RULES, kernels::RULES, peers::RULES, slow::RULES].into_iter().flatten()
+    [versions::RULES, toolkit::RULES, divisibility::RULES, experts::RULES, kernels::RULES, peers::RULES, slow::RULES].into_iter().flatten()
 }
 
 /// What breaks a rule in this launch.

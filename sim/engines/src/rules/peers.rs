@@ -11,6 +11,13 @@ const VLLM: Option<Engine> = Some(Engine::Vllm);
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
+        name: "hosts_have_a_meeting_point",
+        engine: None,
+        range: Range::ALL,
+        source: "sglang model_runner.init_torch_distributed: tcp://127.0.0.1 without dist_init_addr; vllm ParallelConfig: master_addr is 127.0.0.1 by default",
+        check: meeting_point,
+    },
+    Rule {
         name: "no_preloaded_shim",
         engine: None,
         range: Range::ALL,
@@ -57,21 +64,21 @@ pub(super) const RULES: &[Rule] = &[
         name: "custom_all_reduce_has_peer_access",
         engine: SGL,
         range: Range::until("0.5.0"),
-        source: "sglang custom_all_reduce of 0.4: peer access is enabled without asking whether it exists",
+        source: "sglang custom_all_reduce of 0.4: peer access is enabled without asking whether it exists; that 0.5.0 asks is assumed",
         check: no_peer_access,
     },
     Rule {
         name: "communicators_find_peer_memory",
         engine: VLLM,
         range: Range::between("0.23.0", "0.25.0"),
-        source: "report: custom all-reduce and symmetric memory set-up hang on PCIe L40S with 0.24.0",
+        source: "report: custom all-reduce and symmetric memory set-up hang on PCIe L40S with 0.24.0; the releases on either side are assumed",
         check: pcie_setup,
     },
     Rule {
         name: "symmetric_memory_sees_whole_fabric",
         engine: VLLM,
         range: Range::since("0.11.0"),
-        source: "reports: VLLM_ALLREDUCE_USE_SYMM_MEM on a subset of an NVSwitch host hangs in rendezvous",
+        source: "reports: VLLM_ALLREDUCE_USE_SYMM_MEM on a subset of an NVSwitch host hangs in rendezvous; the first release is assumed",
         check: fabric_subset,
     },
     Rule {
@@ -322,6 +329,23 @@ fn pcie_setup(launch: &Launch<'_>) -> Vec<Finding> {
     );
     let both = Fix::switch("--disable-custom-all-reduce").and(Fix::env("VLLM_ALLREDUCE_USE_SYMM_MEM", "0"));
     vec![hang(Phase::Init, "communicators_find_peer_memory", message).fix(Fix::switch("--disable-custom-all-reduce")).fix(both)]
+}
+
+/// Every host waits at its own loopback address for the others.
+fn meeting_point(launch: &Launch<'_>) -> Vec<Finding> {
+    let (counts, address) = match launch.settings.engine {
+        Engine::Sglang => ("--nnodes", "--dist-init-addr"),
+        Engine::Vllm => ("--nnodes", "--master-addr"),
+    };
+    if launch.settings.nodes < 2 || !launch.command.has(counts) || launch.command.has(address) {
+        return Vec::new();
+    }
+    let hosts = launch.settings.nodes;
+    let message =
+        format!("{counts} {hosts} without {address}: each host waits at 127.0.0.1 for ranks that are on the others, until a time-out");
+    let words = Fix::words(format!("{address} with the first host's address, the same on all hosts"));
+    let finding = Finding::fails(Phase::Init, Kind::Hang, "hosts_have_a_meeting_point", message).outcome(Outcome::Hangs);
+    vec![finding.argument(counts).fix(words)]
 }
 
 fn fabric_subset(launch: &Launch<'_>) -> Vec<Finding> {

@@ -12,14 +12,14 @@ pub(super) const RULES: &[Rule] = &[
         name: "model_class_is_known",
         engine: None,
         range: Range::ALL,
-        source: "model registries by release; release notes",
+        source: "model registries of 0.5.9, 0.5.10 and 0.16.0; for other releases assumed from release notes",
         check: class,
     },
     Rule {
         name: "build_has_architecture",
         engine: None,
         range: Range::ALL,
-        source: "CUDA architectures of the published wheels and images",
+        source: "CUDA architectures of the published wheels and images; the first and last release are assumed from release notes",
         check: build,
     },
     Rule {
@@ -95,7 +95,28 @@ const BUILDS: &[(Engine, u32, &str)] = &[
     (Engine::Sglang, 121, "0.5.3"),
 ];
 
+/// The first release whose published builds lack kernels for architectures below one: (engine, architecture, release). PyTorch 2.8's builds for CUDA 12.8
+/// and later leave Volta out; SGLang's kernels begin at SM75.
+const DROPPED: &[(Engine, u32, &str)] = &[(Engine::Vllm, 75, "0.10.2"), (Engine::Sglang, 75, "0.4.0")];
+
+fn dropped(launch: &Launch<'_>) -> Option<Finding> {
+    let holds = |(engine, below, since): &&(Engine, u32, &str)| {
+        *engine == launch.settings.engine && (1..*below).contains(&launch.sm()) && launch.settings.version.at_least(since)
+    };
+    let (engine, below, since) = DROPPED.iter().find(holds).filter(|_| plain_release(launch))?;
+    let message = format!(
+        "the published builds of {} since {since} have no kernels for SM{} (no kernel image is available): they begin at SM{below}",
+        engine.title(),
+        launch.sm()
+    );
+    let finding = Finding::fails(Phase::Load, Kind::UnsupportedArch, "build_has_architecture", message);
+    Some(finding.fix(Fix::words("a build of your own, or a fork, for this architecture")))
+}
+
 fn build(launch: &Launch<'_>) -> Vec<Finding> {
+    if let Some(finding) = dropped(launch) {
+        return vec![finding];
+    }
     let row = BUILDS.iter().find(|(engine, sm, _)| *engine == launch.settings.engine && *sm == launch.sm());
     let Some((.., since)) = row.filter(|(.., since)| plain_release(launch) && !launch.settings.version.at_least(since)) else {
         return Vec::new();

@@ -1,11 +1,13 @@
 //! The answer: what becomes of the launch, told from its findings.
 
+use super::toolkit::Toolkit;
 use super::{CheckError, Examined, change, examine};
-use crate::command::Command;
+use crate::command::{self, Command};
 use crate::finding::{Change, Finding, Fix, Kind, Numbers, Outcome, Phase};
 use crate::hardware::Hardware;
 use crate::memory::Line;
 use crate::model::Model;
+use crate::provenance;
 use crate::question::Question;
 use crate::settings::Settings;
 use serde::{Serialize, Serializer};
@@ -101,6 +103,8 @@ pub struct Answer {
     pub states: u64,
     /// The fullest rank's memory, in order of allocation.
     pub memory: Vec<Line>,
+    /// The same launch with an engine built with CUDA 12 and with CUDA 13.
+    pub cuda: Vec<Toolkit>,
     /// The launch after defaults and rewrites.
     pub settings: Settings,
     /// The model.
@@ -109,7 +113,7 @@ pub struct Answer {
     pub hardware: Hardware,
 }
 
-fn starts_of(finding: Option<&Finding>) -> Starts {
+pub(super) fn starts_of(finding: Option<&Finding>) -> Starts {
     match finding.map(|f| f.outcome) {
         None | Some(Outcome::Note) => Starts::Yes,
         Some(Outcome::Fails) => Starts::No,
@@ -122,7 +126,7 @@ fn starts_of(finding: Option<&Finding>) -> Starts {
 /// Fixes that are tried at most: each costs a check.
 const MOST_FIXES: usize = 6;
 
-pub(super) fn compose(question: &Question, command: &Command, examined: Examined) -> Answer {
+pub(super) fn compose(question: &Question, command: &Command, examined: Examined, cuda: Vec<Toolkit>) -> Answer {
     let Examined { settings, model, hardware, findings, mut numbers, search, memory } = examined;
     let (faults, notes): (Vec<&Finding>, Vec<&Finding>) = findings.iter().partition(|f| f.outcome != Outcome::Note);
     let first = faults.first().copied();
@@ -134,6 +138,12 @@ pub(super) fn compose(question: &Question, command: &Command, examined: Examined
     let behind =
         faults.iter().skip(1).map(|f| Behind { phase: f.phase, kind: f.kind, invariant: f.invariant.clone(), message: f.message.clone() });
     let mut assumptions: Vec<String> = Vec::new();
+    if let Some(tag) = command.image_tag.as_deref().filter(|tag| super::says(tag)) {
+        let image = command::image(tag);
+        let version = image.version.map(|v| format!(" version {v}")).unwrap_or_default();
+        let cuda = image.cuda.map(|v| format!(" CUDA {v}")).unwrap_or_default();
+        assumptions.push(format!("the image's tag {tag} says{version}{cuda}; what is given beside the command outranks it"));
+    }
     if question.version.assumed {
         assumptions.push(format!(
             "{} {}: the newest version known, as none is given",
@@ -143,6 +153,7 @@ pub(super) fn compose(question: &Question, command: &Command, examined: Examined
     }
     assumptions
         .extend(model.assumptions.iter().chain(&hardware.assumptions).chain(&settings.assumptions).chain(&memory.assumptions).cloned());
+    assumptions.extend(first.and_then(|f| provenance::caveat(&f.invariant, &f.source)));
     for placeholder in &command.placeholders {
         assumptions.push(format!("{placeholder} in the command is taken as the other fields give it"));
     }
@@ -163,6 +174,7 @@ pub(super) fn compose(question: &Question, command: &Command, examined: Examined
         arguments: first.map_or_else(Vec::new, |f| f.arguments.clone()),
         states: search.states,
         memory: memory.table,
+        cuda,
         settings,
         model,
         hardware,
@@ -214,7 +226,8 @@ fn one(question: &Question, command: &Command, finding: &Finding, fix: &Fix) -> 
     }
     let (question, command) = change::apply(question, command, &fix.changes);
     let again = examine(&question, &command)?;
-    let remains = again.findings.iter().any(|f| f.invariant == finding.invariant && f.outcome == finding.outcome);
+    let same = |f: &Finding| f.invariant == finding.invariant && f.outcome == finding.outcome && f.arguments == finding.arguments;
+    let remains = again.findings.iter().any(same);
     let then = starts_of(again.findings.first().filter(|f| f.outcome != Outcome::Note));
     Ok((!remains).then(|| CheckedFix { text: fix.text.clone(), verified: true, then: Some(then), changes: fix.changes.clone() }))
 }

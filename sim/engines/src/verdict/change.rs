@@ -16,6 +16,7 @@ pub(super) fn apply(question: &Question, command: &Command, changes: &[Change]) 
                 let name = canonical(&question, flag);
                 command.given.retain(|g| g.name != name && g.written != *flag);
             }
+            Change::Word(word) => command.stray.retain(|s| s.text != *word),
             Change::Env(name, Some(value)) => {
                 command.env.remove(name);
                 question.env.insert(name.clone(), value.clone());

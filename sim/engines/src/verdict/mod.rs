@@ -2,8 +2,10 @@
 
 mod answer;
 mod change;
+mod toolkit;
 
 pub use answer::{Answer, Behind, CheckedFix, Starts};
+pub use toolkit::Toolkit;
 
 use crate::catalog;
 use crate::command::{self, Command, CommandError};
@@ -17,6 +19,7 @@ use crate::resolve;
 use crate::rules::{self, Launch};
 use crate::settings::Settings;
 use crate::startup;
+use crate::version::Version;
 use moetwin_runtime::init::PlanError;
 
 /// Why there is no answer.
@@ -54,9 +57,8 @@ pub struct Examined {
 /// # Errors
 /// A command that cannot be read.
 pub fn check(question: &Question) -> Result<Answer, CheckError> {
-    let command = command::parse(&question.command, &question.version)?;
-    let examined = examine(question, &command)?;
-    Ok(answer::compose(question, &command, examined))
+    let (question, command) = settled(question)?;
+    answered(&question, &command)
 }
 
 /// Answers a question after changes were made to it: what a fix leads to.
@@ -64,10 +66,39 @@ pub fn check(question: &Question) -> Result<Answer, CheckError> {
 /// # Errors
 /// As [`check`].
 pub fn check_with(question: &Question, changes: &[Change]) -> Result<Answer, CheckError> {
+    let (question, command) = settled(question)?;
+    let (question, command) = change::apply(&question, &command, changes);
+    answered(&question, &command)
+}
+
+fn answered(question: &Question, command: &Command) -> Result<Answer, CheckError> {
+    let examined = examine(question, command)?;
+    let cuda = toolkit::whatif(question, command, examined.hardware.sm, examined.hardware.cuda)?;
+    Ok(answer::compose(question, command, examined, cuda))
+}
+
+/// Whether an image's tag says anything of version or toolkit.
+fn says(tag: &str) -> bool {
+    let image = command::image(tag);
+    image.version.is_some() || image.cuda.is_some()
+}
+
+/// The question with what the image's tag says, where nothing else does, and the command read for that version.
+fn settled(question: &Question) -> Result<(Question, Command), CheckError> {
+    let mut question = question.clone();
     let command = command::parse(&question.command, &question.version)?;
-    let (question, command) = change::apply(question, &command, changes);
-    let examined = examine(&question, &command)?;
-    Ok(answer::compose(&question, &command, examined))
+    let Some(image) = command.image_tag.as_deref().map(command::image) else { return Ok((question, command)) };
+    if question.hardware.cuda.is_none() {
+        question.hardware.cuda = image.cuda;
+    }
+    match image.version.filter(|_| question.version.assumed) {
+        Some(version) => {
+            question.version = Version::parse(question.engine, &version);
+            let command = command::parse(&question.command, &question.version)?;
+            Ok((question, command))
+        }
+        None => Ok((question, command)),
+    }
 }
 
 /// Everything that is found about a launch.
@@ -79,7 +110,7 @@ pub fn examine(question: &Question, command: &Command) -> Result<Examined, Check
     let quantization = command.value("--quantization");
     let model = catalog::resolve(command.model.as_deref().unwrap_or_default(), &question.model, &question.model_facts, quantization);
     let (settings, mut findings) = resolve::resolve(command, &question.env, &question.version, &model, &hardware);
-    findings.splice(0..0, resolve::argument_findings(command, &question.version));
+    findings.splice(0..0, resolve::argument_findings(command, &question.version, hardware.count));
     let launch = Launch { command, settings: &settings, model: &model, hardware: &hardware };
     findings.extend(rules::broken(&launch));
     let search = startup::search(&launch)?;

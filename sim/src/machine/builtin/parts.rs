@@ -37,6 +37,7 @@ impl Build {
                 launch,
                 collectives,
                 assumptions: Vec::new(),
+                kernels: None,
             },
         }
     }

@@ -42,6 +42,7 @@ pub(super) fn build(merged: &Merged, options: &Options, numas: &[Numa], decided:
         launch,
         collectives,
         assumptions,
+        kernels: None,
     };
     let mut builder = Builder {
         merged,

@@ -1,0 +1,67 @@
+//! Words of a paste as the program behind the shell would get them.
+
+use super::compose;
+use super::words::{Unclosed, Word, split};
+use std::collections::BTreeMap;
+
+/// The words: those of a manifest, or a shell's, with scripts behind `-c` taken apart.
+///
+/// # Errors
+/// A quote that is never closed.
+pub(super) fn words(text: &str) -> Result<Vec<Word>, Unclosed> {
+    let words = match compose::words(text)? {
+        Some(words) => words,
+        None => split(text)?,
+    };
+    let mut out: Vec<Word> = Vec::with_capacity(words.len());
+    for word in words {
+        let script = out.last().is_some_and(|before| matches!(before.text.as_str(), "-c" | "-lc" | "-ic" | "-ec"));
+        if script && word.text.contains(char::is_whitespace) {
+            out.extend(inside(text, &word)?);
+        } else {
+            out.push(word);
+        }
+    }
+    Ok(out)
+}
+
+/// The words of a quoted script. Spans point into the paste where the script stands there as it is, else at all of it.
+fn inside(text: &str, word: &Word) -> Result<Vec<Word>, Unclosed> {
+    let start = word.span.start + 1;
+    let same = text.get(start..start + word.text.len()) == Some(word.text.as_str());
+    let words = split(&word.text).map_err(|e| Unclosed { at: if same { start + e.at } else { word.span.start }, ..e })?;
+    let moved = |w: Word| {
+        let span = if same { start + w.span.start..start + w.span.end } else { word.span.clone() };
+        Word { span, ..w }
+    };
+    Ok(words.into_iter().map(moved).collect())
+}
+
+/// `$NAME`, `${NAME}` and `${NAME:-default}` replaced where the paste sets them; others stay.
+pub(super) fn expanded(word: &Word, env: &BTreeMap<String, String>) -> Word {
+    if !word.text.contains('$') {
+        return word.clone();
+    }
+    let mut out = String::new();
+    let mut rest = word.text.as_str();
+    while let Some(at) = rest.find('$') {
+        out.push_str(&rest[..at]);
+        let (taken, value) = variable(&rest[at..], env);
+        out.push_str(value.unwrap_or(&rest[at..at + taken]));
+        rest = &rest[at + taken..];
+    }
+    out.push_str(rest);
+    Word { text: out, ..word.clone() }
+}
+
+/// How many bytes a variable takes at the beginning of `text`, and its value where it is known.
+fn variable<'a>(text: &'a str, env: &'a BTreeMap<String, String>) -> (usize, Option<&'a str>) {
+    let name_end = |s: &str| s.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(s.len());
+    if let Some(inner) = text.strip_prefix("${") {
+        let Some(close) = inner.find('}') else { return (1, None) };
+        let (name, default) = inner[..close].split_once(":-").map_or((&inner[..close], None), |(n, d)| (n, Some(d)));
+        return (close + 3, env.get(name).map(String::as_str).or(default));
+    }
+    let end = name_end(&text[1..]);
+    (1 + end, if end == 0 { None } else { env.get(&text[1..=end]).map(String::as_str) })
+}

@@ -1,0 +1,324 @@
+//! Predicted beside measured, command by command, and what the difference says.
+
+use super::{Interval, Trace};
+use moetwin_models::OpClass;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Differences below this share are met: what events of a GPU's stream resolve, and what repetitions differ by.
+const MET: f64 = 0.10;
+/// A class below this share of the measured time is not worth a sentence.
+const WORTH_A_SENTENCE: f64 = 0.02;
+/// Rows that are named as the worst.
+const WORST: usize = 10;
+
+/// A command in both traces. Waiting for other ranks is not in its times.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CommandRow {
+    /// The command.
+    pub command: String,
+    /// Its op.
+    pub op: String,
+    /// The tensor that it writes.
+    pub result: String,
+    /// Class (see [`OpClass::name`]).
+    pub class: &'static str,
+    /// Microseconds predicted.
+    pub predicted_us: f64,
+    /// Microseconds measured.
+    pub measured_us: f64,
+    /// Share of all measured time of its rank.
+    pub share: f64,
+    /// Where the prediction comes from.
+    pub from: String,
+}
+
+/// A class of commands, mean over ranks.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ClassRow {
+    /// Class (see [`OpClass::name`]).
+    pub class: &'static str,
+    /// Commands of a rank.
+    pub calls: f64,
+    /// Microseconds predicted.
+    pub predicted_us: f64,
+    /// Microseconds measured.
+    pub measured_us: f64,
+    /// Share of the measured time.
+    pub share: f64,
+    /// Of the predicted time, microseconds of bytes over the memory rate.
+    pub memory_us: f64,
+    /// Median over its commands of the distance from predicted to measured, as a share of the measured time.
+    pub median_error: f64,
+    /// Microseconds of waiting for other ranks, predicted and measured.
+    pub waiting_us: (f64, f64),
+}
+
+/// The whole step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepRow {
+    /// Milliseconds predicted.
+    pub predicted_ms: f64,
+    /// Milliseconds measured: a replay where the step is captured.
+    pub measured_ms: f64,
+    /// Predicted over measured, less one.
+    pub error: f64,
+    /// Milliseconds of the same step launched command by command, where that was measured.
+    pub eager_ms: Option<f64>,
+    /// Milliseconds of the measured commands of the rank that has most, each by itself, as they would lie if nothing overlapped on a stream.
+    pub commands_ms: f64,
+}
+
+/// Predicted beside measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// Commands in both, worst first: by how much time they are off.
+    pub rows: Vec<CommandRow>,
+    /// By class, longest first.
+    pub classes: Vec<ClassRow>,
+    /// The step.
+    pub step: StepRow,
+    /// The commands that are off by most.
+    pub worst: Vec<String>,
+    /// What the differences say.
+    pub findings: Vec<String>,
+    /// Commands that only one of the traces has: predicted only, measured only.
+    pub unmatched: (u64, u64),
+}
+
+/// A command's times of one trace, over its steps.
+#[derive(Clone, Debug, Default)]
+struct Side {
+    steps: u32,
+    own_ps: u64,
+    waiting_ps: u64,
+    memory_ps: u64,
+    late: bool,
+}
+
+impl Side {
+    fn add(&mut self, i: &Interval) {
+        let waiting = i.arrival_ps.unwrap_or(0).min(i.duration_ps);
+        self.steps += 1;
+        self.own_ps += i.duration_ps - waiting;
+        self.waiting_ps += waiting;
+        self.memory_ps += i.memory_ps.unwrap_or(0);
+        self.late |= i.late;
+    }
+    fn us(&self, ps: u64) -> f64 {
+        ps as f64 / 1e6 / f64::from(self.steps.max(1))
+    }
+}
+
+fn by_command(trace: &Trace) -> BTreeMap<(u32, &str), (Side, &Interval)> {
+    let mut sides = BTreeMap::new();
+    for i in &trace.intervals {
+        let Some(command) = &i.command else { continue };
+        sides.entry((i.rank, command.as_str())).or_insert_with(|| (Side::default(), i)).0.add(i);
+    }
+    sides
+}
+
+/// Joins a prediction with a measurement of the same program.
+pub fn compare(predicted: &Trace, measured: &Trace) -> Comparison {
+    let (ours, theirs) = (by_command(predicted), by_command(measured));
+    let mut of_rank: BTreeMap<u32, f64> = BTreeMap::new();
+    theirs.iter().for_each(|((rank, _), (side, _))| *of_rank.entry(*rank).or_default() += side.us(side.own_ps));
+    let ranks = of_rank.len().max(1) as f64;
+    let (mut rows, mut classes) = (Vec::new(), BTreeMap::<OpClass, Class>::new());
+    for (key, (found, interval)) in &theirs {
+        let Some((expected, said)) = ours.get(key) else { continue };
+        let class = interval.class.or(said.class).unwrap_or(OpClass::Elementwise);
+        let (predicted_us, measured_us) = (expected.us(expected.own_ps), found.us(found.own_ps));
+        let into = classes.entry(class).or_default();
+        into.calls += 1.0 / ranks;
+        into.predicted_us += predicted_us / ranks;
+        into.measured_us += measured_us / ranks;
+        into.memory_us += expected.us(expected.memory_ps) / ranks;
+        into.waiting.0 += expected.us(expected.waiting_ps) / ranks;
+        into.waiting.1 += found.us(found.waiting_ps) / ranks;
+        into.late += u32::from(found.late);
+        if measured_us > 0.0 {
+            into.errors.push((predicted_us / measured_us - 1.0).abs());
+        }
+        rows.push(CommandRow {
+            command: key.1.to_owned(),
+            op: interval.name.clone(),
+            result: interval.result.clone().or_else(|| said.result.clone()).unwrap_or_default(),
+            class: class.name(),
+            predicted_us,
+            measured_us,
+            share: measured_us / of_rank[&key.0].max(f64::MIN_POSITIVE),
+            from: said.from.clone().unwrap_or_default(),
+        });
+    }
+    let off = |r: &CommandRow| (r.predicted_us - r.measured_us).abs();
+    rows.sort_by(|a, b| off(b).total_cmp(&off(a)).then_with(|| a.command.cmp(&b.command)));
+    let step = StepRow {
+        predicted_ms: predicted.step_ps as f64 / 1e9,
+        measured_ms: measured.step_ps as f64 / 1e9,
+        error: predicted.step_ps as f64 / (measured.step_ps as f64).max(1.0) - 1.0,
+        eager_ms: measured.eager_ps.map(|ps| ps as f64 / 1e9),
+        commands_ms: laid_out_ms(measured),
+    };
+    let count = |a: &BTreeMap<_, _>, b: &BTreeMap<_, _>| a.keys().filter(|k| !b.contains_key(*k)).count() as u64;
+    let unmatched = (count(&ours, &theirs), count(&theirs, &ours));
+    let mut findings = step_findings(&step, measured);
+    findings.extend(class_findings(&classes));
+    let total: f64 = classes.values().map(|c| c.measured_us).sum();
+    let mut classes: Vec<ClassRow> = classes.into_iter().map(|(class, c)| c.row(class, total)).collect();
+    classes.sort_by(|a, b| b.measured_us.total_cmp(&a.measured_us));
+    let worst = rows.iter().take(WORST).map(|r| r.command.clone()).collect();
+    Comparison { rows, classes, step, worst, findings, unmatched }
+}
+
+/// When the last command of any rank ends, as the trace lays them out.
+fn laid_out_ms(trace: &Trace) -> f64 {
+    trace.intervals.iter().map(|i| i.start_ps.saturating_add(i.duration_ps)).max().unwrap_or(0) as f64 / 1e9
+}
+
+/// Sums of a class.
+#[derive(Default)]
+struct Class {
+    calls: f64,
+    predicted_us: f64,
+    measured_us: f64,
+    memory_us: f64,
+    waiting: (f64, f64),
+    late: u32,
+    errors: Vec<f64>,
+}
+
+impl Class {
+    fn row(mut self, class: OpClass, total: f64) -> ClassRow {
+        self.errors.sort_by(f64::total_cmp);
+        ClassRow {
+            class: class.name(),
+            calls: self.calls,
+            predicted_us: self.predicted_us,
+            measured_us: self.measured_us,
+            share: if total > 0.0 { self.measured_us / total } else { 0.0 },
+            memory_us: self.memory_us,
+            median_error: self.errors.get(self.errors.len() / 2).copied().unwrap_or(0.0),
+            waiting_us: self.waiting,
+        }
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", 100.0 * share)
+}
+
+/// What the whole step's figures say together.
+fn step_findings(step: &StepRow, measured: &Trace) -> Vec<String> {
+    let mut out = Vec::new();
+    let (whole, alone) = (step.measured_ms, step.commands_ms);
+    if let Some(eager) = step.eager_ms
+        && measured.captured
+        && whole > 0.0
+    {
+        let gain = eager - whole;
+        out.push(if gain > MET * eager {
+            format!(
+                "capture gain: launched command by command the step takes {eager:.3} ms, captured {whole:.3}: {} of the eager step was launching; \
+                 without graphs it would be launch-bound",
+                percent(gain / eager)
+            )
+        } else {
+            format!("capture gains little: {eager:.3} ms launched command by command, {whole:.3} captured; kernels are long enough to hide launches")
+        });
+    }
+    if whole > 0.0 && alone > 0.0 {
+        if alone > whole * (1.0 + MET) {
+            out.push(format!(
+                "overlap: one after the other its commands take {alone:.3} ms, the step {whole:.3}: {:.3} ms go by while a kernel begins before the \
+                 one ahead of it has ended",
+                alone - whole
+            ));
+        } else if alone < whole * (1.0 - MET) {
+            out.push(format!(
+                "gaps: its commands take {alone:.3} ms, the step {whole:.3}: {:.3} ms are between kernels, in launches or in waits for other ranks",
+                whole - alone
+            ));
+        }
+    }
+    out
+}
+
+/// What each class says that is off and matters.
+fn class_findings(classes: &BTreeMap<OpClass, Class>) -> Vec<String> {
+    let total: f64 = classes.values().map(|c| c.measured_us + c.waiting.1).sum();
+    let mut ordered: Vec<_> = classes.iter().collect();
+    let off = |c: &Class| (c.measured_us - c.predicted_us).abs();
+    ordered.sort_by(|a, b| off(b.1).total_cmp(&off(a.1)));
+    let mut out = Vec::new();
+    for (class, c) in ordered {
+        let name = class.name().replace('_', " ");
+        if c.late > 0 {
+            out.push(format!(
+                "{name}: {} commands may hold time of the host, which was not ahead of the GPU while they were timed",
+                c.late
+            ));
+        }
+        if c.waiting.1 > WORTH_A_SENTENCE * total {
+            out.push(format!(
+                "collective skew, {name}: {:.1} us a rank are waiting for the last rank, {:.1} moving data (predicted {:.1} and {:.1})",
+                c.waiting.1, c.measured_us, c.waiting.0, c.predicted_us
+            ));
+        }
+        let matters = c.measured_us.max(c.predicted_us) > WORTH_A_SENTENCE * total && c.measured_us > 0.0;
+        let error = c.predicted_us / c.measured_us.max(f64::MIN_POSITIVE) - 1.0;
+        if matters && error.abs() > MET {
+            out.push(why(&name, c, is_exchange(*class)));
+        }
+    }
+    out
+}
+
+fn is_exchange(class: OpClass) -> bool {
+    matches!(class, OpClass::AllReduce | OpClass::GatherScatter | OpClass::AllToAll | OpClass::SendRecv)
+}
+
+/// Why a class is off: its bytes, or what every call takes.
+fn why(name: &str, c: &Class, exchange: bool) -> String {
+    let (predicted, measured) = (c.predicted_us, c.measured_us);
+    let figures = format!("{name}: {measured:.1} us measured, {predicted:.1} predicted");
+    let slower = measured > predicted;
+    let each = |us: f64| us / c.calls.max(f64::MIN_POSITIVE);
+    if exchange {
+        let word = if slower { "longer" } else { "shorter" };
+        return format!(
+            "{figures}: {:.0} calls of {:.1} us, {word} than the {:.1} predicted; waiting is not in them",
+            c.calls,
+            each(measured),
+            each(predicted)
+        );
+    }
+    // What bytes alone take says whether the kernel is bound by them.
+    let bytes = c.memory_us / predicted.max(f64::MIN_POSITIVE);
+    if bytes >= 0.5 && slower {
+        return format!(
+            "{figures}: bandwidth-bound, its bytes alone take {:.1} us at the memory rate, so its kernels reach {} of it",
+            c.memory_us,
+            percent(c.memory_us / measured)
+        );
+    }
+    if bytes >= 0.5 {
+        let reached = c.memory_us / measured;
+        let hint = if reached > 1.0 {
+            "faster than memory gives them: less is read than predicted, or a part lies in the cache"
+        } else {
+            "closer to the memory rate than predicted"
+        };
+        return format!("{figures}: {hint} ({} of the rate)", percent(reached));
+    }
+    let word = if slower { "more" } else { "less" };
+    format!(
+        "{figures}: latency-bound, {:.0} calls take {:.1} us each where {:.1} were predicted; bytes account for {:.1}, so each kernel starts and \
+         ends in {word} time than predicted",
+        c.calls,
+        each(measured),
+        each(predicted),
+        each(c.memory_us)
+    )
+}

@@ -1,0 +1,295 @@
+//! A machine's figures from its GPUs: floors, rates, exchanges, and what our kernels take on the shapes of models.
+
+use crate::error::{Failure, InputError};
+use crate::measurement::{self, chosen};
+use crate::output;
+use crate::scenario::{plan_failure, verified};
+use moetwin::cuda::exec::calibrate::{Exchanges, Floors};
+use moetwin::cuda::exec::gpu::Host;
+use moetwin::cuda::exec::{CudaExecutor, CudaOptions, RankTimes, Repetitions};
+use moetwin::kernels::cost::facts;
+use moetwin::kernels::routing::{Distribution, RecordedRouting, SampledRouting};
+use moetwin::models::{BuildOptions, Deployment, ModelSpec, Phase, RankId, Step, plan};
+use moetwin::runtime::reference::{ExecuteError, StepInputs};
+use moetwin::runtime::weights::SyntheticWeights;
+use moetwin::runtime::{Action, Executor, Program};
+use moetwin::sim::calibrate::{Table, fit};
+use moetwin::sim::collective::{CollectiveOp, GraphMode, Launch, Library};
+use moetwin::sim::cost::{OwnRow, OwnWork, without_gaps};
+use moetwin::sim::import::nccl_tests::Measurement;
+use moetwin::sim::machine::{Figure, Machine};
+use moetwin::sim::time::Duration;
+use std::time::Instant;
+
+/// What kernels are measured on.
+#[derive(Clone, Debug)]
+pub(crate) struct Points {
+    /// Tensor-parallel splits; of each, rank 0 runs alone.
+    pub(crate) splits: Vec<u32>,
+    /// Sequences of a decode step.
+    pub(crate) batches: Vec<u32>,
+    /// Tokens in the cache of each.
+    pub(crate) contexts: Vec<u32>,
+    /// Seed of weights and tokens.
+    pub(crate) seed: u64,
+    /// When no further step is begun.
+    pub(crate) until: Instant,
+    /// The least that a kernel takes in a captured graph, picoseconds.
+    pub(crate) least_ps: u64,
+}
+
+/// The rows of a model, and how many steps the time did not suffice for. `open` makes an executor of rank 0 of so many ranks.
+pub(crate) fn kernel_rows<H: Host>(
+    spec: &ModelSpec,
+    points: &Points,
+    open: &dyn Fn(u32, u32) -> Result<CudaExecutor<H>, ExecuteError>,
+) -> Result<(Vec<OwnRow>, usize), Failure> {
+    let running = |e: ExecuteError| Failure::Running(e.to_string());
+    let capacity = points.contexts.iter().max().copied().unwrap_or(1) + 1;
+    let weights = SyntheticWeights::new(spec, points.seed);
+    let mut batches = points.batches.clone();
+    // The first program decides the size of the cache.
+    batches.sort_unstable_by(|a, b| b.cmp(a));
+    let (mut rows, mut left) = (Vec::new(), 0);
+    for &tp in &points.splits {
+        let deployment = Deployment { tp, ..Deployment::default() };
+        let mut executor: Option<CudaExecutor<H>> = None;
+        for &batch in &batches {
+            for &context in &points.contexts {
+                if Instant::now() > points.until {
+                    left += 1;
+                    continue;
+                }
+                let step = Step::uniform(Phase::Decode, batch, context);
+                let program = match step_program(spec, &step, &deployment) {
+                    Ok(program) => program,
+                    // A model with few heads has no wide split; its other splits are measured all the same.
+                    Err(_) if tp > 1 => continue,
+                    Err(e) => return Err(e),
+                };
+                let executor = match &mut executor {
+                    Some(executor) => executor,
+                    none => none.insert(open(deployment.ranks(), capacity).map_err(running)?),
+                };
+                executor.load(&program, RankId(0), &weights).map_err(running)?;
+                let key = executor.prepare(program.clone()).map_err(running)?;
+                let tokens = crate::prompt::drawn(batch, 1, spec, points.seed).concat();
+                let inputs = StepInputs { token_ids: tokens, sequences: step.sequences.clone() };
+                let often = Repetitions { replays: 8, eager: 0, twins: 5 };
+                let times = executor.measure(key, &inputs, often).map_err(running)?;
+                rows.extend(times.iter().flat_map(|t| rows_of(&program, t, points)));
+            }
+        }
+    }
+    Ok((rows, left))
+}
+
+fn step_program(spec: &ModelSpec, step: &Step, deployment: &Deployment) -> Result<Program, Failure> {
+    let mut graph = plan(spec, step, deployment, &BuildOptions::default()).map_err(|e| plan_failure(&e, deployment))?;
+    graph.outputs.retain(|(name, _)| name != "logits");
+    verified(graph)
+}
+
+/// What a measured step says of the kernels in it: their times, less what stamps added to the captured step.
+fn rows_of(program: &Program, times: &RankTimes, points: &Points) -> Vec<OwnRow> {
+    let rank = RankId(times.rank);
+    let commands = program.ranks.get(rank).map_or(&[][..], |rp| &rp.commands);
+    let each = |i: usize| measurement::median_ps(&times.commands[i]).unwrap_or(0);
+    let of_first_stream: Vec<usize> = (0..commands.len().min(times.commands.len())).filter(|i| commands[*i].stream.0 == 0).collect();
+    let alone: Vec<u64> = of_first_stream.iter().map(|i| each(*i)).collect();
+    let whole = measurement::median_of(&times.captured_ps).unwrap_or_else(|| alone.iter().sum());
+    let captured = without_gaps(&alone, whole, points.least_ps);
+    let layers = chosen(program, std::slice::from_ref(times));
+    let routing = RecordedRouting::new(layers, SampledRouting::new(Distribution::Uniform, points.seed));
+    let mut rows = Vec::new();
+    for (i, time_ps) in of_first_stream.iter().zip(captured) {
+        let command = &commands[*i];
+        if command.action != Action::Compute || time_ps == 0 {
+            continue;
+        }
+        let Ok(facts) = facts(&program.graph, command.id.node, rank, &routing) else { continue };
+        rows.extend(OwnWork::of(&program.graph, command.id.node, rank, &facts).map(|work| OwnRow { work, time_ps }));
+    }
+    // What runs beside the first stream shares the memory with it: as it was measured.
+    for i in (0..commands.len().min(times.commands.len())).filter(|i| commands[*i].stream.0 != 0 && commands[*i].action == Action::Compute)
+    {
+        let Ok(facts) = facts(&program.graph, commands[i].id.node, rank, &routing) else { continue };
+        let work = OwnWork::of(&program.graph, commands[i].id.node, rank, &facts);
+        rows.extend(work.filter(|_| each(i) > 0).map(|work| OwnRow { work, time_ps: each(i) }));
+    }
+    rows
+}
+
+/// Options of an executor that measures one rank.
+pub(crate) fn options(capacity: u32) -> CudaOptions {
+    CudaOptions {
+        capacity,
+        deadline: std::time::Duration::from_secs(60),
+        graphs: true,
+        inject: None,
+        stand_in: Some(std::time::Duration::ZERO),
+    }
+}
+
+/// The machine with floors and rates as measured.
+pub(crate) fn with_floors(mut machine: Machine, floors: &Floors, gpu: &str, source: &str) -> Machine {
+    let time = |ps: u64| Figure::measured(Duration::from_ps(ps.max(1)), source);
+    machine.launch.eager_kernel = time(floors.eager_kernel_ps);
+    machine.launch.graph_node = time(floors.graph_node_ps);
+    machine.launch.graph_launch = time(floors.graph_launch_ps);
+    let wanted = moetwin::sim::topology::gpu_by_words(gpu);
+    for model in machine.models.iter_mut().filter(|m| Some(m.name.as_str()) == wanted) {
+        model.memory_reached_bytes_per_s = Some(Figure::measured((floors.copy_bytes_per_s as u64).max(1), source));
+    }
+    machine
+}
+
+/// Tables of all-reduces for a fit.
+pub(crate) fn tables(found: &Exchanges, peer_access: bool, source: &str) -> Vec<Table> {
+    let table = |what: &str, launch: Launch, time: fn(&moetwin::cuda::exec::calibrate::ExchangeTimes) -> u64| Table {
+        name: format!("{source}: all-reduce {what}{}", if peer_access { "" } else { ", peer access off" }),
+        op: CollectiveOp::AllReduce,
+        library: Library::Nccl,
+        launch: Some(launch),
+        ranks: found.ranks as usize,
+        peer_access: Some(peer_access),
+        algorithm: None,
+        protocol: None,
+        nccl_graph: GraphMode::Detected,
+        rows: found
+            .sizes
+            .iter()
+            .map(|s| Measurement { ranks: None, launch: None, bytes: s.bytes, time: Duration::from_ps(time(s)) })
+            .collect(),
+    };
+    vec![table("in a graph", Launch::Graph, |s| s.graph_ps), table("in a loop", Launch::Loop, |s| s.loop_ps)]
+}
+
+/// The machine with collectives fitted to tables; as it was, with a sentence, where no fit can be defended.
+pub(crate) fn with_exchanges(machine: Machine, tables: &[Table]) -> (Machine, String) {
+    match fit(&machine, tables) {
+        Ok(found) => {
+            let moved: Vec<String> = found.moved.iter().map(|(name, factor)| format!("{name} x{factor:.2}")).collect();
+            let errors: Vec<f64> = found.residuals.iter().map(|r| r.error().abs()).collect();
+            let mean = errors.iter().sum::<f64>() / errors.len().max(1) as f64;
+            (found.machine, format!("collectives fitted, {:.0} % off in the mean ({})", 100.0 * mean, moved.join(", ")))
+        }
+        Err(e) => (machine, format!("collectives stay as they were: {e}")),
+    }
+}
+
+/// All-reduces without peer access, measured by a process of its own: NCCL reads its environment once.
+pub(crate) fn exchanges_through_host(sizes: &[u64]) -> Result<Exchanges, Failure> {
+    let wrong = |e: String| Failure::Running(format!("all-reduces without peer access: {e}"));
+    let program = std::env::current_exe().map_err(|e| wrong(e.to_string()))?;
+    let list: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+    let mut command = std::process::Command::new(program);
+    command.args(["calibrate", "--exchanges", &list.join(",")]).env("NCCL_P2P_DISABLE", "1");
+    let done = command.output().map_err(|e| wrong(e.to_string()))?;
+    if !done.status.success() {
+        return Err(wrong(String::from_utf8_lossy(&done.stderr).trim().to_owned()));
+    }
+    serde_json::from_slice(&done.stdout).map_err(|e| wrong(e.to_string()))
+}
+
+/// Says what skew does, of an all-reduce to which one rank came late.
+pub(crate) fn skew_words(found: &Exchanges) -> Vec<String> {
+    let us = |ps: u64| ps as f64 / 1e6;
+    let one = |s: &moetwin::cuda::exec::calibrate::SkewTimes| {
+        format!(
+            "{} bytes, one rank {:.0} us late: the first waits and transfers {:.1} us, the last transfers {:.1}",
+            s.bytes,
+            us(s.late_ps),
+            us(s.early_ps),
+            us(s.transfer_ps)
+        )
+    };
+    found.skew.iter().map(one).collect()
+}
+
+/// A list of numbers that a flag takes.
+pub(crate) fn numbers(flag: &'static str, list: &[u32], most: u32) -> Result<Vec<u32>, Failure> {
+    match list.iter().find(|n| **n == 0 || **n > most) {
+        Some(n) => Err(InputError::new(flag, "is out of range").value(n.to_string()).accepted([format!("1 to {most}")]).into()),
+        None => Ok(list.to_vec()),
+    }
+}
+
+/// Says how far a calibration has come.
+pub(crate) fn progress(begin: Instant, what: &str) {
+    output::note(&format!("[{:5.1} s] {what}", begin.elapsed().as_secs_f64()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moetwin::cuda::exec::calibrate::{exchanges, floors};
+    use moetwin::cuda::exec::fake::FakeHost;
+    use moetwin::runtime::builtin;
+    use moetwin::sim::cost::OwnKernels;
+    use moetwin::sim::exec::{SimOptions, SpanKind, simulate};
+    use moetwin::sim::machine;
+
+    fn points() -> Points {
+        let until = Instant::now() + std::time::Duration::from_secs(60);
+        Points { splits: vec![1, 2], batches: vec![1, 3, 9], contexts: vec![8, 40], seed: 1, until, least_ps: 1_000_000 }
+    }
+
+    fn rows(points: &Points) -> (Vec<OwnRow>, usize) {
+        let (spec, host) = (builtin::spec().unwrap(), FakeHost::default());
+        let open = |ranks: u32, capacity: u32| CudaExecutor::on(host.clone(), vec![RankId(0)], ranks, None, options(capacity));
+        let found = kernel_rows(&spec, points, &open).unwrap();
+        assert_eq!(host.wrong(), [""; 0]);
+        found
+    }
+
+    #[test]
+    fn a_machine_calibrated_on_the_fake_predicts_the_fake() {
+        let (found, left) = rows(&points());
+        assert_eq!(left, 0);
+        let mut machine = machine::find("8x-h200-sxm").unwrap();
+        machine.kernels = Some(OwnKernels::new("the fake".to_owned(), found));
+        let again = machine::from_json(&machine.to_json()).unwrap();
+        assert_eq!(again, machine);
+        // A step that was measured: every kernel of ours is priced as measured, and takes what the fake says.
+        let (spec, step) = (builtin::spec().unwrap(), Step::uniform(Phase::Decode, 3, 40));
+        let program = step_program(&spec, &step, &Deployment { tp: 2, ..Deployment::default() }).unwrap();
+        let routing = SampledRouting::new(Distribution::Uniform, 0);
+        let trace = simulate(&program, &machine, &routing, &SimOptions::default()).unwrap();
+        let (mut measured, mut all) = (0, 0);
+        for span in trace.spans.as_slice().iter().filter(|s| s.kind == SpanKind::Compute) {
+            let cost = trace.costs[span.rank][span.index.unwrap() as usize];
+            all += 1;
+            measured += u32::from(cost.provenance == moetwin::sim::cost::Provenance::Measured);
+        }
+        // Only experts are asked about other choices than were seen.
+        assert!(measured * 10 >= all * 8, "{measured} of {all}");
+        // Another engine does not run our kernels.
+        let other = SimOptions { kernels: moetwin::sim::cost::Kernels::Vllm, ..SimOptions::default() };
+        assert_ne!(simulate(&program, &machine, &routing, &other).unwrap().total, trace.total);
+    }
+
+    #[test]
+    fn steps_for_which_there_is_no_time_are_counted() {
+        let none = Points { until: Instant::now() - std::time::Duration::from_secs(1), ..points() };
+        let (rows, left) = rows(&none);
+        assert_eq!((rows.len(), left), (0, 12));
+    }
+
+    #[test]
+    fn floors_and_exchanges_enter_the_machine_with_their_source() {
+        let deadline = std::time::Duration::from_secs(10);
+        let (before, host) = (machine::find("8x-h200-sxm").unwrap(), FakeHost::default());
+        let found = floors(&host, RankId(0), deadline).unwrap();
+        let after = with_floors(before.clone(), &found, "NVIDIA H200", "test");
+        let rate = after.models[0].memory_reached_bytes_per_s.as_ref().unwrap();
+        assert_eq!((rate.value, rate.source.as_str()), (found.copy_bytes_per_s as u64, "test"));
+        assert_eq!(after.launch.graph_node.source, "test");
+        let exchanged = exchanges(&host, 2, &[8 << 10, 1 << 20], &[std::time::Duration::from_micros(20)], deadline).unwrap();
+        let tables = tables(&exchanged, true, "test");
+        assert_eq!((tables.len(), tables[0].rows.len(), tables[0].ranks), (2, 2, 2));
+        assert_eq!(skew_words(&exchanged).len(), 1);
+        let (_, words) = with_exchanges(after, &tables);
+        assert!(words.starts_with("collectives "), "{words}");
+    }
+}

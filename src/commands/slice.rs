@@ -1,0 +1,229 @@
+//! `moetwin run --only-rank`: one rank of a deployment on one GPU, something standing in for the others.
+
+use crate::error::{Failure, InputError, Outcome};
+use crate::measurement::{self, Conditions, chosen, median_ms};
+use crate::output::{self, NewFile};
+use crate::report::gib;
+use crate::scenario::{plan_failure, verified};
+use moetwin::cuda::exec::gpu::Host;
+use moetwin::cuda::exec::{CudaExecutor, RankTimes, Repetitions};
+use moetwin::models::{BuildOptions, Deployment, ModelSpec, RankId, Step, plan};
+use moetwin::runtime::ledger::{Ledger, LedgerOptions, RankLedger, ledger};
+use moetwin::runtime::reference::{ExecuteError, StepInputs};
+use moetwin::runtime::weights::WeightSource;
+use moetwin::runtime::{Executor, Program};
+use serde::Serialize;
+
+/// One rank of a deployment.
+pub(super) struct Slice<'a> {
+    /// The model.
+    pub(super) spec: &'a ModelSpec,
+    /// Its weights.
+    pub(super) weights: &'a dyn WeightSource,
+    /// How it is split.
+    pub(super) deployment: Deployment,
+    /// What is computed.
+    pub(super) step: Step,
+    /// The rank that runs.
+    pub(super) rank: RankId,
+    /// Seed of the tokens.
+    pub(super) seed: u64,
+    /// What is said of it, but for the step.
+    pub(super) conditions: Conditions,
+}
+
+/// What was found.
+pub(super) struct Sliced {
+    /// Times of the rank.
+    pub(super) times: RankTimes,
+    /// The program of all ranks.
+    pub(super) program: Program,
+    /// What the rank holds.
+    pub(super) ledger: RankLedger,
+    /// What it is of.
+    pub(super) conditions: Conditions,
+}
+
+impl Slice<'_> {
+    /// The program of all ranks, and what the one holds.
+    fn program(&self) -> Result<(Program, RankLedger), Failure> {
+        let mut graph =
+            plan(self.spec, &self.step, &self.deployment, &BuildOptions::default()).map_err(|e| plan_failure(&e, &self.deployment))?;
+        // The next tokens come from ranks that are not there; logits would only be copied.
+        graph.outputs.retain(|(name, _)| name != "logits");
+        let program = verified(graph)?;
+        let options = LedgerOptions { captured_buckets: 1, channels: 0, spare_kv_bytes: 0 };
+        let Ledger { ranks, .. } =
+            ledger(&program, self.spec, &options).map_err(|e| Failure::from(InputError::new("--a2a", e.to_string())))?;
+        let own = ranks.into_iter().find(|r| r.rank == self.rank);
+        Ok((program, own.ok_or_else(|| Failure::Running(format!("no ledger of rank {}", self.rank.0)))?))
+    }
+
+    /// Loads the rank's weights and measures its step. `open` makes an executor of this one rank.
+    pub(super) fn measure<H: Host>(
+        &self,
+        memory_bytes: u64,
+        open: impl FnOnce(u32) -> Result<CudaExecutor<H>, ExecuteError>,
+    ) -> Result<Sliced, Failure> {
+        let (program, ledger) = self.program()?;
+        if ledger.peak_bytes() > memory_bytes {
+            let message = format!("rank {} needs {:.1} GiB, the GPU has {:.1}", self.rank.0, gib(ledger.peak_bytes()), gib(memory_bytes));
+            return Err(InputError::new("--only-rank", message)
+                .value(self.rank.0.to_string())
+                .accepted(["fewer --layers", "more ranks"])
+                .into());
+        }
+        output::note(&format!("rank {} of {}: {:.1} GiB by the ledger", self.rank.0, program.ranks.len(), gib(ledger.peak_bytes())));
+        let running = |e: ExecuteError| Failure::Running(e.to_string());
+        let longest = self.step.sequences.iter().map(|s| s.past + s.new).max().unwrap_or(1);
+        let mut executor = open(longest).map_err(running)?;
+        executor.load(&program, self.rank, self.weights).map_err(running)?;
+        let key = executor.prepare(program.clone()).map_err(running)?;
+        let sequences = self.step.sequences.clone();
+        let prompts = crate::prompt::drawn(sequences.len() as u32, sequences.first().map_or(1, |s| s.new), self.spec, self.seed);
+        let inputs = StepInputs { token_ids: prompts.concat(), sequences: sequences.clone() };
+        let times = executor.measure(key, &inputs, Repetitions::default()).map_err(running)?;
+        let times = times.into_iter().next().ok_or_else(|| Failure::Running("no times came back".to_owned()))?;
+        let mut conditions = self.conditions.clone().of_step(&self.step, &sequences);
+        conditions.only_rank = Some(self.rank.0);
+        conditions.chosen = chosen(&program, std::slice::from_ref(&times));
+        Ok(Sliced { times, program, ledger, conditions })
+    }
+}
+
+#[derive(Serialize)]
+struct SliceJson<'a> {
+    schema: u32,
+    seed: u64,
+    backend: &'static str,
+    model: &'a str,
+    ranks: u32,
+    only_rank: u32,
+    collective_delay_us: f64,
+    collectives: u64,
+    step_ms: Option<StepMs>,
+    eager_step_ms: Option<f64>,
+    collectives_ms: f64,
+    compute_ms: Option<f64>,
+    memory: Vec<LineJson>,
+    tokens: [(); 0],
+}
+
+#[derive(Serialize)]
+struct StepMs {
+    median: f64,
+    p99: f64,
+}
+
+#[derive(Serialize)]
+struct LineJson {
+    name: &'static str,
+    gib: f64,
+}
+
+impl Sliced {
+    /// Milliseconds of what stood in for collectives, one by one.
+    fn stand_ins_ms(&self) -> f64 {
+        let commands = self.program.ranks.get(RankId(self.times.rank)).map_or(&[][..], |rp| &rp.commands);
+        let exchanges =
+            commands.iter().zip(&self.times.commands).filter(|(c, _)| self.program.graph.nodes[c.id.node].op.is_communication());
+        exchanges.filter_map(|(_, t)| median_ms(if t.ps.is_empty() { &t.late_ps } else { &t.ps })).sum()
+    }
+    /// Writes the trace where one is wanted, and the answer.
+    pub(super) fn report(&self, model: &str, seed: u64, json: bool, trace: Option<NewFile>) -> Result<Outcome, Failure> {
+        if let Some(file) = trace {
+            file.commit(measurement::trace(&self.program, std::slice::from_ref(&self.times), &self.conditions)?.as_bytes())?;
+        }
+        let mut sorted = self.times.captured_ps.clone();
+        sorted.sort_unstable();
+        let step = median_ms(&sorted).zip(sorted.last()).map(|(median, last)| StepMs { median, p99: *last as f64 / 1e9 });
+        let exchanged = self.stand_ins_ms();
+        if json {
+            let compute_ms = step.as_ref().map(|s| s.median - exchanged);
+            output::answer_json(&SliceJson {
+                schema: 1,
+                seed,
+                backend: "cuda",
+                model,
+                ranks: self.program.ranks.len() as u32,
+                only_rank: self.times.rank,
+                collective_delay_us: self.conditions.collective_delay_us.unwrap_or(0.0),
+                collectives: moetwin::runtime::session::collectives(&self.program),
+                step_ms: step,
+                eager_step_ms: median_ms(&self.times.eager_ps),
+                collectives_ms: exchanged,
+                compute_ms,
+                memory: self.ledger.lines.iter().map(|l| LineJson { name: l.name, gib: gib(l.bytes) }).collect(),
+                tokens: [],
+            })?;
+        } else {
+            output::answer(&format!(
+                "{model}, rank {} of {} alone: {}; {} collectives stand in by {:.1} us each and take {exchanged:.3} ms",
+                self.times.rank,
+                self.program.ranks.len(),
+                measurement::words(std::slice::from_ref(&self.times), &self.conditions),
+                moetwin::runtime::session::collectives(&self.program),
+                self.conditions.collective_delay_us.unwrap_or(0.0),
+            ))?;
+        }
+        Ok(Outcome::Yes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moetwin::cuda::exec::CudaOptions;
+    use moetwin::cuda::exec::fake::FakeHost;
+    use moetwin::models::Phase;
+    use moetwin::runtime::builtin;
+    use moetwin::runtime::weights::SyntheticWeights;
+    use std::time::Duration;
+
+    fn sliced(rank: u32, delay_us: u64, memory_bytes: u64) -> Result<Sliced, Failure> {
+        let (spec, host) = (builtin::spec().unwrap(), FakeHost::default());
+        let weights = SyntheticWeights::new(&spec, 3);
+        let slice = Slice {
+            spec: &spec,
+            weights: &weights,
+            deployment: Deployment { tp: 2, ..Deployment::default() },
+            step: Step::uniform(Phase::Decode, 2, 7),
+            rank: RankId(rank),
+            seed: 3,
+            conditions: Conditions { collective_delay_us: Some(delay_us as f64), ..Conditions::default() },
+        };
+        let open = |capacity| {
+            let stand_in = Some(Duration::from_micros(delay_us));
+            let options = CudaOptions { capacity, deadline: Duration::from_secs(10), graphs: true, inject: None, stand_in };
+            CudaExecutor::on(host.clone(), vec![RankId(rank)], 2, None, options)
+        };
+        let found = slice.measure(memory_bytes, open);
+        assert_eq!(host.wrong(), [""; 0]);
+        found
+    }
+
+    #[test]
+    fn a_rank_alone_holds_its_part_and_its_collectives_take_what_was_stated() {
+        let (short, long) = (sliced(1, 10, u64::MAX).unwrap(), sliced(1, 60, u64::MAX).unwrap());
+        let exchanges = moetwin::runtime::session::collectives(&short.program) as f64;
+        assert!(exchanges > 0.0 && short.stand_ins_ms() >= exchanges * 0.010);
+        assert!((long.stand_ins_ms() - short.stand_ins_ms() - exchanges * 0.050).abs() < exchanges * 0.002);
+        let step = |s: &Sliced| median_ms(&s.times.captured_ps).unwrap();
+        assert!((step(&long) - step(&short) - exchanges * 0.050).abs() < exchanges * 0.002);
+        assert_eq!((short.ledger.rank, short.conditions.only_rank), (RankId(1), Some(1)));
+        assert_eq!(short.conditions.sequences, [(7, 1), (7, 1)]);
+        // The ledger is the rank's: that of the whole model is larger.
+        let spec = builtin::spec().unwrap();
+        let whole =
+            verified(plan(&spec, &Step::uniform(Phase::Decode, 2, 7), &Deployment::default(), &BuildOptions::default()).unwrap()).unwrap();
+        let options = LedgerOptions { captured_buckets: 1, channels: 0, spare_kv_bytes: 0 };
+        let all = ledger(&whole, &spec, &options).unwrap().ranks[0].peak_bytes();
+        assert!(short.ledger.peak_bytes() < all, "{} of {all}", short.ledger.peak_bytes());
+    }
+
+    #[test]
+    fn a_rank_that_does_not_fit_is_refused_before_anything_is_loaded() {
+        let Err(Failure::Input(e)) = sliced(0, 0, 1 << 20) else { panic!("a GPU of a mebibyte held it") };
+        assert!(e.message().contains("needs") && e.message().contains("GiB"), "{}", e.message());
+    }
+}
