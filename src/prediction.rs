@@ -11,7 +11,7 @@ use moetwin::runtime::ledger::{Ledger, LedgerOptions, Line, OutOfMemory, RankLed
 use moetwin::sim::breakdown::Breakdown;
 use moetwin::sim::collective::nccl_graph;
 use moetwin::sim::cost::{KernelTables, Kernels};
-use moetwin::sim::exec::{SimTrace, simulate};
+use moetwin::sim::exec::{ExchangeMemory, SimTrace, simulate_with};
 use moetwin::sim::explore::{DEFAULT_MAX_STATES, explore};
 use moetwin::sim::network::Network;
 
@@ -166,8 +166,8 @@ impl Prepared {
 }
 
 /// Time of a step in milliseconds and tokens a second, of a program that fits.
-pub(crate) fn pace(scenario: &Scenario, program: &Program) -> Result<(f64, f64), Failure> {
-    let (_, breakdown, speculated) = timed(scenario, scenario.step.sequences.len(), program)?;
+pub(crate) fn pace(scenario: &Scenario, program: &Program, memory: &mut ExchangeMemory) -> Result<(f64, f64), Failure> {
+    let (_, breakdown, speculated) = timed(scenario, scenario.step.sequences.len(), program, memory)?;
     Ok(match (&speculated, &scenario.speculation) {
         (Some(s), Some(plan)) => (s.step_ms(plan), s.tokens_per_s(plan)),
         _ => (breakdown.step_ms, breakdown.tokens_per_s),
@@ -245,16 +245,19 @@ fn shortened(step: &Step, batch: usize) -> Step {
 }
 
 fn serve(scenario: &Scenario, batch: usize, program: Program) -> Result<Served, Failure> {
-    let (trace, breakdown, speculated) = timed(scenario, batch, &program)?;
+    let (trace, breakdown, speculated) = timed(scenario, batch, &program, &mut ExchangeMemory::default())?;
     Ok(Served { batch, program, trace, breakdown, speculated })
 }
 
-fn timed(scenario: &Scenario, batch: usize, program: &Program) -> Result<(SimTrace, Breakdown, Option<Speculated>), Failure> {
+type Timed = (SimTrace, Breakdown, Option<Speculated>);
+
+fn timed(scenario: &Scenario, batch: usize, program: &Program, memory: &mut ExchangeMemory) -> Result<Timed, Failure> {
     let routing = SampledRouting::new(scenario.routing.clone(), scenario.seed);
-    let trace = simulate(program, &scenario.machine, &routing, &scenario.options).map_err(|e| Failure::Running(e.to_string()))?;
+    let trace = simulate_with(program, &scenario.machine, &routing, &scenario.options, memory);
+    let trace = trace.map_err(|e| Failure::Running(e.to_string()))?;
     let breakdown = Breakdown::new(program, &trace);
     let verify = (program, breakdown.step_ms);
-    let speculated = scenario.speculation.as_ref().map(|drafting| Speculated::of(scenario, drafting, batch, verify)).transpose()?;
+    let speculated = scenario.speculation.as_ref().map(|drafting| Speculated::of(scenario, drafting, batch, verify, memory)).transpose()?;
     Ok((trace, breakdown, speculated))
 }
 

@@ -5,6 +5,7 @@ use crate::scenario::Scenario;
 use moetwin::models::DType;
 use moetwin::runtime::Program;
 use moetwin::sim::collective::Library;
+use moetwin::sim::exec::ExchangeMemory;
 use moetwin::sim::machine::Machine;
 use serde::Serialize;
 
@@ -62,10 +63,12 @@ const HALF: (u64, u64) = (1, 2);
 pub(crate) fn changes(scenario: &Scenario, program: &Program, tokens_per_s: f64) -> Vec<Change> {
     let base = Scenario { step: program.graph.step.clone(), ..scenario.clone() };
     let mut out = Vec::new();
+    // Changes that leave the machine alone share its collectives.
+    let mut memory = ExchangeMemory::default();
     let mut ask = |what: &'static str, how: String, kind: Kind, changed: Scenario| {
         // A program has the deployment in it: another cache type is another program.
         let own = (changed.deployment != base.deployment).then(|| changed.program(&changed.step)).transpose();
-        let answer = own.and_then(|own| pace(&changed, own.as_ref().unwrap_or(program)));
+        let answer = own.and_then(|own| pace(&changed, own.as_ref().unwrap_or(program), &mut memory));
         let result = match answer {
             Ok((step_ms, rate)) => Changed::Step { step_ms, tokens_per_s: rate, faster: rate / tokens_per_s - 1.0 },
             Err(failure) => Changed::Impossible { reason: failure.render(std::iter::empty()) },

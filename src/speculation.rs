@@ -8,7 +8,7 @@ use moetwin::models::draft::{self, Draft};
 use moetwin::models::{BuildOptions, Deployment, ModelSpec, Phase, Step, plan};
 use moetwin::runtime::Program;
 use moetwin::sim::breakdown::Breakdown;
-use moetwin::sim::exec::{Launcher, SimOptions, simulate};
+use moetwin::sim::exec::{ExchangeMemory, Launcher, SimOptions, simulate_with};
 use moetwin::sim::speculation::{Acceptance, EAGLE3_RATE, MTP_RATE, StepTimes};
 
 /// What is drafted, and how much of it is believed to be accepted.
@@ -111,10 +111,17 @@ fn step(scenario: &Scenario, phase: Phase, batch: usize) -> Step {
 
 impl Speculated {
     /// Predicts the parts; `verify` is the target's program and its time as asked for.
-    pub(crate) fn of(scenario: &Scenario, drafting: &SpeculationPlan, batch: usize, verify: (&Program, f64)) -> Result<Self, Failure> {
-        let time = |program: &Program, options: &SimOptions, routing: Distribution| -> Result<f64, Failure> {
+    pub(crate) fn of(
+        scenario: &Scenario,
+        drafting: &SpeculationPlan,
+        batch: usize,
+        verify: (&Program, f64),
+        memory: &mut ExchangeMemory,
+    ) -> Result<Self, Failure> {
+        let mut time = |program: &Program, options: &SimOptions, routing: Distribution| -> Result<f64, Failure> {
             let routing = SampledRouting::new(routing, scenario.seed);
-            let trace = simulate(program, &scenario.machine, &routing, options).map_err(|e| Failure::Running(e.to_string()))?;
+            let trace =
+                simulate_with(program, &scenario.machine, &routing, options, memory).map_err(|e| Failure::Running(e.to_string()))?;
             Ok(Breakdown::new(program, &trace).step_ms)
         };
         let options = &scenario.options;

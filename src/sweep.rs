@@ -7,6 +7,7 @@ use crate::resolve::Model;
 use crate::scenario::Scenario;
 use crate::table::bytes;
 use moetwin::models::Deployment;
+use moetwin::sim::exec::ExchangeMemory;
 use moetwin::sim::machine::Machine;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -154,21 +155,25 @@ fn flags(args: &DeploymentArgs) -> String {
     words.join(" ")
 }
 
+/// What happens to a row as soon as it is there.
+type OnRow<'a> = &'a (dyn Fn(&Row) -> Result<(), Failure> + Sync);
+
 /// Predicts every point that is not known yet, on all cores; rows are in the order of the points whoever came first.
 pub(crate) fn run(
     points: &[Point],
     machine: &Machine,
     model: &Model,
     known: &BTreeMap<String, Row>,
-    on_row: &(dyn Fn(&Row) -> Result<(), Failure> + Sync),
+    on_row: OnRow<'_>,
 ) -> Result<Vec<Row>, Failure> {
     let groups: Vec<&[Point]> = points.chunk_by(|a, b| a.same_program(b)).collect();
     let next = AtomicUsize::new(0);
     let found: Mutex<BTreeMap<usize, Vec<Row>>> = Mutex::new(BTreeMap::new());
     let failed: Mutex<Option<Failure>> = Mutex::new(None);
     let work = || {
+        let mut memory = ExchangeMemory::default();
         while let Some((index, group)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, groups.get(i)?))) {
-            match predict(group, machine, model, known, on_row) {
+            match predict(group, machine, model, (known, on_row), &mut memory) {
                 Ok(rows) => drop(found.lock().unwrap_or_else(|e| e.into_inner()).insert(index, rows)),
                 Err(e) => {
                     failed.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(e);
@@ -195,8 +200,8 @@ fn predict(
     group: &[Point],
     machine: &Machine,
     model: &Model,
-    known: &BTreeMap<String, Row>,
-    on_row: &(dyn Fn(&Row) -> Result<(), Failure> + Sync),
+    (known, on_row): (&BTreeMap<String, Row>, OnRow<'_>),
+    memory: &mut ExchangeMemory,
 ) -> Result<Vec<Row>, Failure> {
     let mut prepared: Option<Result<Prepared, String>> = None;
     let mut rows = Vec::with_capacity(group.len());
@@ -214,7 +219,7 @@ fn predict(
                 }
                 match prepared.as_ref().expect("it was just made") {
                     Err(reason) => Row { rejected: Some(reason.clone()), ..point.row() },
-                    Ok(prepared) => point.predicted(&scenario, prepared)?,
+                    Ok(prepared) => point.predicted(&scenario, prepared, memory)?,
                 }
             }
         };
@@ -258,7 +263,7 @@ impl Point {
         let (flags, batch) = (self.flags.clone(), self.args.batch.unwrap_or(1));
         Row { flags, batch, step_ms: None, tokens_per_s: None, peak_gib: None, rejected: None, deployment: None }
     }
-    fn predicted(&self, scenario: &Scenario, prepared: &Prepared) -> Result<Row, Failure> {
+    fn predicted(&self, scenario: &Scenario, prepared: &Prepared, memory: &mut ExchangeMemory) -> Result<Row, Failure> {
         let mut row = self.row();
         row.deployment = Some(scenario.deployment.clone());
         row.peak_gib = fullest(&prepared.ledger).map(|rank| rounded(crate::report::gib(rank.peak_bytes())));
@@ -268,7 +273,7 @@ impl Point {
             let (need, free) = (bytes(e.need_bytes), bytes(e.free_bytes));
             row.rejected = Some(format!("does not fit: {} needs {need} a rank, {free} are left", e.line));
         } else {
-            let (step_ms, tokens_per_s) = pace(scenario, &prepared.program)?;
+            let (step_ms, tokens_per_s) = pace(scenario, &prepared.program, memory)?;
             (row.step_ms, row.tokens_per_s) = (Some(rounded(step_ms)), Some(rounded(tokens_per_s)));
         }
         Ok(row)

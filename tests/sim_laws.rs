@@ -4,8 +4,9 @@ use moetwin_kernels::routing::{Distribution, SampledRouting};
 use moetwin_models::{BuildOptions, DType, Deployment, Phase, Step, plan, zoo};
 use moetwin_runtime::{LowerOptions, Program, lower};
 use moetwin_sim::breakdown::{Breakdown, ExchangeRow};
+use moetwin_sim::collective::Library;
 use moetwin_sim::cost::Kernels;
-use moetwin_sim::exec::{Launcher, SimOptions, SimTrace, simulate};
+use moetwin_sim::exec::{Backends, ExchangeMemory, Launcher, SimOptions, SimTrace, simulate_with};
 use moetwin_sim::machine::{self, Machine};
 use moetwin_sim::trace::chrome_trace;
 
@@ -36,11 +37,14 @@ impl Case {
         Self { step: Step::uniform(Phase::Decode, batch, context), ..Self::default() }
     }
     fn run(&self) -> (Program, SimTrace) {
+        self.run_with(&mut ExchangeMemory::default())
+    }
+    fn run_with(&self, memory: &mut ExchangeMemory) -> (Program, SimTrace) {
         let spec = zoo::spec("kimi-k2.5").expect("embedded");
         let graph = plan(&spec, &self.step, &self.deployment, &BuildOptions::default()).expect("a legal split");
         let program = lower(graph, LowerOptions::default()).expect("lowers");
         let routing = SampledRouting::new(Distribution::Uniform, 1);
-        let trace = simulate(&program, &self.machine, &routing, &self.options).expect("runs");
+        let trace = simulate_with(&program, &self.machine, &routing, &self.options, memory).expect("runs");
         (program, trace)
     }
     fn breakdown(&self) -> Breakdown {
@@ -206,4 +210,25 @@ fn equal_inputs_give_equal_bytes() {
     let first = text();
     assert_eq!(first, text());
     assert!(serde_json::from_str::<serde_json::Value>(&first).is_ok());
+}
+
+#[test]
+fn remembering_exchanges_changes_nothing() {
+    let slow = Case::decode(4, 512).half_links();
+    let one_shot = Case {
+        options: SimOptions {
+            backends: Backends { all_reduce: Library::OneShot, ..SimOptions::default().backends },
+            ..SimOptions::default()
+        },
+        ..Case::decode(4, 512)
+    };
+    let experts = Case { deployment: Deployment { tp: 8, ep: 8, ..Deployment::default() }, ..Case::decode(4, 512) };
+    let mut memory = ExchangeMemory::default();
+    // Back and forth between machines, libraries and splits.
+    for case in [&Case::decode(4, 512), &experts, &one_shot, &slow, &Case::decode(4, 512), &slow, &Case::decode(9, 512), &one_shot] {
+        let (program, trace) = case.run_with(&mut memory);
+        let (_, fresh) = case.run();
+        assert_eq!(chrome_trace(&program, &trace), chrome_trace(&program, &fresh));
+        assert_eq!(Breakdown::new(&program, &trace), Breakdown::new(&program, &fresh));
+    }
 }

@@ -64,8 +64,8 @@ Examples:
   moetwin run --prompt-ids 1,2,3 --tp 2 --ep 2 --json
   moetwin run --synthetic --layers 2 --prompt-ids 5,6,7 --dump values.safetensors
   moetwin run --backend cuda --model kimi-k2.5 --synthetic --layers 8 --batch 4 --context 128
-  moetwin run --backend cuda --model qwen3-30b-a3b --synthetic --batch 16 --context 128 --trace measured.json
-  moetwin run --backend cuda --model kimi-k2.5 --synthetic --tp 8 --only-rank 0 --batch 1 --context 128
+  moetwin run --backend cuda --model qwen3-30b-a3b --synthetic --batch 16 --trace measured.json
+  moetwin run --backend cuda --model kimi-k2.5 --synthetic --tp 8 --only-rank 0
 
 Without --model the small model that ships with moetwin runs: a mixture of experts with INT4 weights, trained on Shakespeare. The batch and its context come from the prompts; with --synthetic and no prompt, --batch prompts of --context tokens are drawn by --seed. The CPU reference computes in f32, in launch order; with --seed N it runs commands in
 a seeded order that streams and events allow, which must not change a value.

@@ -85,7 +85,7 @@ pub struct Prediction {
     pub protocol: Protocol,
     /// Channels of the communicator; 0 for an engine's own kernel.
     pub channels: u32,
-    /// Transfers, in order of creation.
+    /// Transfers, in order of creation; empty from [`Collectives::without_explanations`].
     pub transfers: Vec<TransferSpan>,
     /// What the time consists of, largest first; empty from [`Collectives::without_explanations`].
     pub explanation: Vec<BoundStep>,
@@ -140,7 +140,8 @@ impl<'m> Collectives<'m> {
     pub fn new(machine: &'m Machine) -> Self {
         Self { network: Network::new(machine), known: BTreeMap::new(), graphs: BTreeMap::new(), explains: true }
     }
-    /// The same without [`Prediction::explanation`], which costs a second simulation.
+    /// The same without [`Prediction::explanation`], which costs a second simulation, and without [`Prediction::transfers`], whose lists are
+    /// most of what it would remember.
     pub fn without_explanations(machine: &'m Machine) -> Self {
         Self { explains: false, ..Self::new(machine) }
     }
@@ -259,8 +260,8 @@ fn compute(network: &Network<'_>, request: &CollectiveRequest, graph: NcclGraph,
         ranks.push(RankTiming { arrival: arrivals[rank], finish, skew, transfer: inside - skew });
     }
     let duration = ranks.iter().map(|rank| rank.finish).max().unwrap_or(Duration::ZERO);
-    let transfers = plan
-        .labels
+    let labels = if explains { &plan.labels[..] } else { &[] };
+    let transfers = labels
         .iter()
         .zip(&spans)
         .map(|(label, span)| TransferSpan {

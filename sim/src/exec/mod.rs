@@ -16,7 +16,7 @@ mod span;
 mod traffic;
 mod transport;
 
-pub use network::Backends;
+pub use network::{Backends, ExchangeMemory};
 pub use price::gpu_rates;
 pub use span::{Cause, ExchangeId, ExchangeRecord, SimTrace, Span, SpanId, SpanKind, Track};
 pub use traffic::LinkShares;
@@ -174,6 +174,20 @@ impl Default for SimOptions {
 /// # Errors
 /// If the program cannot be followed, its ranks do not fit the machine, an exchange cannot be carried out, or the ranks hang.
 pub fn simulate(program: &Program, machine: &Machine, routing: &dyn RoutingLoad, options: &SimOptions) -> Result<SimTrace, SimError> {
+    simulate_with(program, machine, routing, options, &mut ExchangeMemory::default())
+}
+
+/// The same with collectives of earlier simulations at hand; that changes how long it takes to answer, never the answer.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn simulate_with(
+    program: &Program,
+    machine: &Machine,
+    routing: &dyn RoutingLoad,
+    options: &SimOptions,
+    memory: &mut ExchangeMemory,
+) -> Result<SimTrace, SimError> {
     check::check(program)?;
     let machine = match options.peer_access {
         Some(on) => machine.clone().with_peer_access(on),
@@ -202,7 +216,7 @@ pub fn simulate(program: &Program, machine: &Machine, routing: &dyn RoutingLoad,
         graph_node: launch.graph_node.value,
     };
     let faster = faster_links(&machine);
-    let mut transport = MachineTransport::new(&machine, &faster, options.backends);
+    let mut transport = MachineTransport::new(&machine, &faster, options.backends, memory);
     execute(program, &priced, &gpus, host, options.steps, &mut transport)
 }
 

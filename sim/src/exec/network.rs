@@ -23,6 +23,34 @@ pub struct Backends {
     pub nccl_graph: GraphMode,
 }
 
+/// Exchanges whose members came together, for the next simulation: programs on one machine have most of them in common. What is kept of each is
+/// what the executor is told, a few numbers.
+#[derive(Clone, Debug, Default)]
+pub struct ExchangeMemory {
+    /// The machine they hold for, as it was simulated. On another one everything is forgotten.
+    machine: Option<Machine>,
+    known: BTreeMap<CollectiveRequest, Known>,
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    finish: Box<[Duration]>,
+    link: Duration,
+    shares: Arc<[(u32, u64)]>,
+    algorithm: Algorithm,
+    protocol: Protocol,
+    provenance: Provenance,
+}
+
+impl ExchangeMemory {
+    /// Forgets what holds for another machine.
+    pub(super) fn turn_to(&mut self, machine: &Machine) {
+        if self.machine.as_ref() != Some(machine) {
+            *self = Self { machine: Some(machine.clone()), known: BTreeMap::new() };
+        }
+    }
+}
+
 /// Exchanges on one machine.
 pub(super) struct MachineTransport<'m> {
     backends: Backends,
@@ -30,6 +58,7 @@ pub(super) struct MachineTransport<'m> {
     /// The same machine with faster links.
     faster: Collectives<'m>,
     links: BTreeMap<CollectiveRequest, Duration>,
+    memory: &'m mut ExchangeMemory,
 }
 
 /// The twin machine that [`MachineTransport::new`] needs.
@@ -38,9 +67,10 @@ pub(super) fn faster_links(machine: &Machine) -> Machine {
 }
 
 impl<'m> MachineTransport<'m> {
-    pub(super) fn new(machine: &'m Machine, faster: &'m Machine, backends: Backends) -> Self {
+    pub(super) fn new(machine: &'m Machine, faster: &'m Machine, backends: Backends, memory: &'m mut ExchangeMemory) -> Self {
+        memory.turn_to(machine);
         let (collectives, faster) = (Collectives::without_explanations(machine), Collectives::without_explanations(faster));
-        Self { backends, collectives, faster, links: BTreeMap::new() }
+        Self { backends, collectives, faster, links: BTreeMap::new(), memory }
     }
     /// The part of an exchange that is bytes over link rates: a time `a + b / rate` loses half of `b` at twice the rate.
     fn link(&mut self, request: &CollectiveRequest, prediction: &Prediction) -> Result<Duration, String> {
@@ -68,7 +98,11 @@ impl Transport for MachineTransport<'_> {
             Op::SendRecv { .. } => (CollectiveOp::SendRecv, Library::Nccl),
             other => return Err(format!("{} is no exchange", other.name())),
         };
-        let arrivals = exchange.arrivals.iter().map(|a| a.since(first)).collect();
+        let mut arrivals: Vec<Duration> = exchange.arrivals.iter().map(|a| a.since(first)).collect();
+        let together = arrivals.iter().all(|a| *a == Duration::ZERO);
+        if together {
+            arrivals.clear();
+        }
         let request = CollectiveRequest {
             ranks: exchange.gpus.to_vec(),
             library,
@@ -78,10 +112,34 @@ impl Transport for MachineTransport<'_> {
             arrivals,
             ..CollectiveRequest::new(op, exchange.gpus.len(), exchange.message_bytes)
         };
-        let mut request = request;
+        let known = match self.memory.known.get(&request) {
+            Some(known) => known.clone(),
+            None => {
+                let known = self.predict(request.clone())?;
+                if together {
+                    self.memory.known.insert(request, known.clone());
+                }
+                known
+            }
+        };
+        let stand_in = matches!(exchange.op, Op::Dispatch | Op::Combine)
+            && matches!(self.backends.all_to_all, AllToAll::Flashinfer | AllToAll::Deepep);
+        Ok(Outcome {
+            ends: known.finish.iter().map(|finish| first + *finish).collect(),
+            link: known.link,
+            shares: known.shares,
+            how: format!("{} {}", known.algorithm, known.protocol),
+            provenance: if stand_in { Provenance::Modelled } else { known.provenance },
+        })
+    }
+}
+
+impl MachineTransport<'_> {
+    /// What the machine's collectives say of an exchange.
+    fn predict(&mut self, mut request: CollectiveRequest) -> Result<Known, String> {
         let mut prediction: Arc<Prediction> = self.collectives.predict(&request).map_err(|e| e.to_string())?;
         // The one-shot kernel is used up to the machine's cut-off: the size from which NCCL is faster.
-        if library == Library::OneShot && prediction.algorithm == Algorithm::OneShot {
+        if request.library == Library::OneShot && prediction.algorithm == Algorithm::OneShot {
             let by_nccl = CollectiveRequest { library: Library::Nccl, ..request.clone() };
             let other = self.collectives.predict(&by_nccl).map_err(|e| e.to_string())?;
             if other.transfer < prediction.transfer {
@@ -89,15 +147,14 @@ impl Transport for MachineTransport<'_> {
             }
         }
         let together = CollectiveRequest { arrivals: Vec::new(), ..request };
-        let link = if exchange.gpus.len() > 1 { self.link(&together, &prediction)? } else { Duration::ZERO };
-        let stand_in = matches!(exchange.op, Op::Dispatch | Op::Combine)
-            && matches!(self.backends.all_to_all, AllToAll::Flashinfer | AllToAll::Deepep);
-        Ok(Outcome {
-            ends: prediction.ranks.iter().map(|r| first + r.finish).collect(),
+        let link = if together.ranks.len() > 1 { self.link(&together, &prediction)? } else { Duration::ZERO };
+        Ok(Known {
+            finish: prediction.ranks.iter().map(|r| r.finish).collect(),
             link,
             shares: prediction.link_shares.clone(),
-            how: format!("{} {}", prediction.algorithm, prediction.protocol),
-            provenance: if stand_in { Provenance::Modelled } else { provenance(&prediction) },
+            algorithm: prediction.algorithm,
+            protocol: prediction.protocol,
+            provenance: provenance(&prediction),
         })
     }
 }

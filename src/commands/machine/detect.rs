@@ -2,7 +2,7 @@
 
 use super::import::{answer, read_all, wrong};
 use super::known::KnownArgs;
-use super::sysfs;
+use super::{smi, sysfs};
 use crate::error::Failure;
 use crate::output::NewFile;
 use clap::Args;
@@ -16,7 +16,7 @@ Examples:
   moetwin machine detect topo.txt --out box.json
 
 Read are the PCI devices in sysfs (class, link rate and width, NUMA node, bridges, and, for root, access control) and what the CUDA driver
-shows. Sysfs has no NVLinks: add the output of `nvidia-smi topo -m` as a FILE. Without a GPU the exit code is 3.";
+shows; NVLinks, of which sysfs has none, are asked of `nvidia-smi topo -m` unless a FILE brings its output. Without a GPU the exit code is 3.";
 
 const SYS: &str = "/sys";
 
@@ -43,7 +43,7 @@ pub(crate) struct DetectArgs {
 pub(super) fn run(args: &DetectArgs) -> Result<(), Failure> {
     let mut options = args.known.options()?;
     let out = args.out.as_deref().map(|path| NewFile::plan("--out", path)).transpose()?;
-    let sources = read_all(&args.files)?;
+    let mut sources = read_all(&args.files)?;
     let mut devices = sysfs::read(&args.sys).map_err(Failure::Running)?;
     // The driver knows this machine only.
     let driver = (args.sys == Path::new(SYS)).then(|| probe(&Search::from_environment()));
@@ -59,12 +59,22 @@ pub(super) fn run(args: &DetectArgs) -> Result<(), Failure> {
             device.model = Some(gpu_by_words(first).map_or_else(|| (*first).to_owned(), str::to_owned));
         }
     }
+    let mut unasked = None;
+    if driver.is_some() && !sources.iter().any(|source| source.text.contains("GPU0")) {
+        match smi::matrix(smi::PROGRAM, smi::DEADLINE) {
+            Ok(matrix) => sources.push(matrix),
+            Err(why) => unasked = Some(format!("no NVLink is known of, as sysfs has none and nobody else was there to ask ({why})")),
+        }
+    }
+    let asked: Vec<String> = sources.iter().skip(args.files.len()).map(|source| source.label.clone()).collect();
     options.name = options.name.or_else(|| Some("detected".to_owned()));
     let label = args.sys.join(sysfs::DEVICES).to_string_lossy().into_owned();
-    let mut imported = topology::from_devices(&label, devices, &sources, &options).map_err(|error| match error.place.file == label {
-        true => Failure::Running(error.to_string()),
-        false => wrong(error),
+    let mut imported = topology::from_devices(&label, devices, &sources, &options).map_err(|error| {
+        // What was not given on the command line cannot be marked there.
+        let found = error.place.file == label || asked.contains(&error.place.file);
+        if found { Failure::Running(error.to_string()) } else { wrong(error) }
     })?;
+    imported.machine.assumptions.extend(unasked);
     if let Some(driver) = &driver {
         imported.machine.assumptions.push(seen_by_driver(driver, gpus));
     }

@@ -4,6 +4,7 @@ mod detect;
 mod import;
 mod known;
 mod show;
+mod smi;
 mod sysfs;
 mod tree;
 
