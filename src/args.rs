@@ -190,7 +190,7 @@ pub(crate) enum AllReduceKind {
     Nccl,
     /// Peer kernel, every rank reads all others; up to the machine's cut-off size, then NCCL.
     OneShot,
-    /// Peer kernel, reduce-scatter then all-gather.
+    /// Peer kernel, reduce-scatter then all-gather; up to the machine's cut-off size, then NCCL.
     TwoShot,
     /// Whatever the engine chooses.
     Engine,

@@ -122,13 +122,7 @@ fn rows_of(program: &Program, times: &RankTimes, points: &Points) -> Vec<OwnRow>
 
 /// Options of an executor that measures one rank.
 pub(crate) fn options(capacity: u32) -> CudaOptions {
-    CudaOptions {
-        capacity,
-        deadline: std::time::Duration::from_secs(60),
-        graphs: true,
-        inject: None,
-        stand_in: Some(std::time::Duration::ZERO),
-    }
+    CudaOptions { stand_in: Some(std::time::Duration::ZERO), ..CudaOptions::new(capacity, std::time::Duration::from_secs(60)) }
 }
 
 /// The machine with floors and rates as measured.

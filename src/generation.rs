@@ -5,7 +5,7 @@ use crate::error::{Failure, InputError};
 use crate::output;
 use crate::scenario::plan_failure;
 use moetwin::cuda::exec::inject::Injection;
-use moetwin::cuda::exec::{CudaExecutor, CudaOptions};
+use moetwin::cuda::exec::{AllReduceBackend, CudaExecutor, CudaOptions};
 use moetwin::cuda::launcher::Launcher;
 use moetwin::cuda::link::Link;
 use moetwin::kernels::reference::{Array, Data};
@@ -18,6 +18,7 @@ use moetwin::runtime::text::{Sampler, TextModel};
 use moetwin::runtime::weights::{OutTensor, WeightSource, write_to};
 use moetwin::runtime::{Executor, ProgramKey};
 use std::collections::BTreeMap;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 /// How long processes wait for each other to be started: a launcher starts hosts one after the other.
@@ -106,6 +107,12 @@ pub(crate) struct OnGpus<'a> {
     pub(crate) graphs: bool,
     /// A fault to inject.
     pub(crate) inject: Option<Injection>,
+    /// Which code sums over ranks.
+    pub(crate) all_reduce: AllReduceBackend,
+    /// Rows that a rank may send to another one's experts.
+    pub(crate) expert_capacity: Option<u32>,
+    /// Whether cuBLASLt computes products of many rows.
+    pub(crate) library: bool,
     /// Longest wait for any rank.
     pub(crate) deadline: Duration,
     /// This process's place, where a launcher has started one process a rank.
@@ -116,7 +123,21 @@ pub(crate) struct OnGpus<'a> {
 
 /// GPUs with room for `capacity` tokens a sequence.
 pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<CudaExecutor, Failure> {
-    let options = CudaOptions { capacity, deadline: how.deadline, graphs: how.graphs, inject: how.inject, stand_in: None };
+    let (remarks, remarked) = channel();
+    // As they come: a run may end before it returns.
+    let first = how.launcher.is_none_or(|l| l.rank == 0);
+    std::thread::spawn(move || remarked.into_iter().filter(|_| first).for_each(|r: String| output::note(&format!("note: {r}"))));
+    let options = CudaOptions {
+        capacity,
+        deadline: how.deadline,
+        graphs: how.graphs,
+        inject: how.inject,
+        all_reduce: how.all_reduce,
+        expert_capacity: how.expert_capacity,
+        library: how.library,
+        remarks: Some(remarks),
+        stand_in: None,
+    };
     let running = |e: String| Failure::Running(e);
     let Some(launcher) = how.launcher else {
         return CudaExecutor::open(job.deployment.ranks(), options).map_err(|e| running(e.to_string()));
@@ -124,6 +145,7 @@ pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<Cud
     let same = (
         (&job.spec, &job.deployment, job.prompts, job.max_tokens),
         (job.order_seed, format!("{:?}", job.sampler), job.stop, job.dump, how.graphs, capacity),
+        (format!("{:?}", how.all_reduce), how.expert_capacity, how.library),
     );
     let digest = digest(&same).map_err(|e| running(e.to_string()))?;
     let link = Link::establish(launcher, &digest, MEETING_DEADLINE).map_err(|e| running(e.to_string()))?;

@@ -265,7 +265,7 @@ mod tests {
     use moetwin::sim::measured::{self, Origin, compare};
 
     fn options(capacity: u32) -> CudaOptions {
-        CudaOptions { capacity, deadline: std::time::Duration::from_secs(10), graphs: true, inject: None, stand_in: None }
+        CudaOptions::new(capacity, std::time::Duration::from_secs(10))
     }
 
     fn measured(deployment: &Deployment, max_tokens: u32) -> Measured {

@@ -1,6 +1,6 @@
 //! From flags to what the library needs: a model, a machine, a deployment and a step.
 
-use crate::args::{AllReduceKind, DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Engine, NcclGraph, Routing, Switch, not_yet};
+use crate::args::{AllReduceKind, DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Engine, NcclGraph, Routing, Switch};
 use crate::error::{Failure, InputError};
 use crate::resolve::{self, Model};
 use crate::speculation::SpeculationPlan;
@@ -47,7 +47,6 @@ pub(crate) struct Scenario {
 impl Scenario {
     /// Reads the flags; every default that holds where a flag is absent is applied here.
     pub(crate) fn new(args: &DeploymentArgs) -> Result<Self, Failure> {
-        refuse_later_flags(args)?;
         let machine = resolve::machine("--machine", args.machine.as_deref().unwrap_or(DEFAULT_MACHINE))?;
         let model = resolve::model("--model", args.model.as_deref().unwrap_or(DEFAULT_MODEL))?;
         Self::of(args, machine, model)
@@ -193,14 +192,6 @@ pub(crate) fn verified(graph: Graph) -> Result<Program, Failure> {
     Ok(program)
 }
 
-/// Flags whose effect is not built yet: said, never ignored.
-pub(crate) fn refuse_later_flags(args: &DeploymentArgs) -> Result<(), Failure> {
-    if args.allreduce == Some(AllReduceKind::TwoShot) {
-        return Err(not_yet("--allreduce", "two-shot", &["auto", "nccl", "one-shot", "engine"]));
-    }
-    Ok(())
-}
-
 fn too_many_ranks(args: &DeploymentArgs, deployment: &Deployment, machine: &Machine) -> Failure {
     let gpus = machine.gpu_count();
     let (tp, pp, replicas) = (deployment.tp, deployment.pp, deployment.replicas);
@@ -220,8 +211,9 @@ fn sim_options(args: &DeploymentArgs, deployment: &Deployment) -> (SimOptions, &
     let (all_reduce, name) = match args.allreduce.unwrap_or(AllReduceKind::Auto) {
         AllReduceKind::Nccl => (Library::Nccl, "nccl"),
         AllReduceKind::OneShot => (Library::OneShot, "one-shot"),
+        AllReduceKind::TwoShot => (Library::TwoShot, "two-shot"),
         AllReduceKind::Engine => (own, "engine"),
-        AllReduceKind::Auto | AllReduceKind::TwoShot => (own, "auto"),
+        AllReduceKind::Auto => (own, "auto"),
     };
     let nccl_graph = match args.nccl_graph.unwrap_or(NcclGraph::Detected) {
         NcclGraph::Detected => GraphMode::Detected,

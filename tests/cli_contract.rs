@@ -70,7 +70,10 @@ fn deployments_that_cannot_be_are_bad_input() {
 
 #[test]
 fn flags_whose_effect_comes_later_say_so() {
-    line("sim --allreduce two-shot").refused(&["--allreduce", "not modelled in this version", "accepted: ", "^"]);
+    line("run --backend cuda --tp 2 --allreduce two-shot").refused(&["--allreduce", "not modelled in this version", "accepted: ", "^"]);
+    line("run --backend cuda --tp 2 --allreduce engine").refused(&["--allreduce 'engine'", "auto, nccl, one-shot"]);
+    line("run --tp 2 --ep 2 --a2a nccl --ep-capacity 8").refused(&["--ep-capacity '8'", "--backend cuda"]);
+    line("run --backend cuda --tp 2 --ep-capacity 8").refused(&["--ep-capacity '8'", "--a2a nccl"]);
     // And the neutral values of the same flags are accepted.
     assert_eq!(line("graph --engine native --spec none --tp 1 --model tests/fixtures/tiny-deepseek-v3").code, 0);
 }

@@ -121,6 +121,15 @@ fn what_costs_time_costs_time() {
 }
 
 #[test]
+fn two_shots_save_bytes_and_cost_a_barrier() {
+    let rate = |batch: u32, shots: &str| {
+        tokens_per_s(&format!("--machine 8x-h200-sxm --tp 8 --phase decode --batch {batch} --context 128 --allreduce {shots}"))
+    };
+    assert!(rate(1, "one-shot") > rate(1, "two-shot"), "a token: the barrier costs more than the bytes");
+    assert!(rate(64, "two-shot") > rate(64, "one-shot"), "64 tokens: 900 KB are read by every rank from every other one");
+}
+
+#[test]
 fn what_does_not_fit_is_a_no_with_the_line_and_the_bytes() {
     let run = line("sim --json --batch 64 --context 65536");
     assert_eq!(run.code, 1, "{}", run.err);

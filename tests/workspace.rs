@@ -19,6 +19,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
 
 /// The files that may hold unsafe code, each with `#![allow(unsafe_code)]` of its own.
 const UNSAFE_FILES: &[&str] = &[
+    "runtime/cuda/src/cublaslt.rs",
     "runtime/cuda/src/device.rs",
     "runtime/cuda/src/doctor/lab.rs",
     "runtime/cuda/src/exec/compile.rs",

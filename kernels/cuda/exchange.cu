@@ -1,11 +1,26 @@
-// Collectives over peer memory: one-shot all-reduce and fixed-capacity dispatch and combine. Epochs live in device memory; every wait has a bound.
+// Exchanges between ranks: the one-shot all-reduce over peer memory, rows packed for fixed-capacity buffers of experts and unpacked, and columns
+// and sums that NCCL's collectives leave to us. What a captured graph needs lies in device memory: epochs, counts, faults. Every wait has a bound.
 #include "common.cuh"
 
 constexpr int MAX_RANKS = 8;
 
+// The first fault of a pass, read by the host at its end: what, in which command, of which rank of the group, how many.
+struct Fault {
+    u32 what, command, rank, count;
+};
+constexpr u32 LATE = 1, OVERFLOW = 2;
+
+__device__ __forceinline__ void report(Fault* fault, u32 what, int command, int rank, u32 count) {
+    if (atomicCAS(&fault->what, 0u, what) == 0u) fault->command = command, fault->rank = rank, fault->count = count;
+}
+
+// A rank's window, which its peers map. `arrived` [blocks][MAX_RANKS] is written by peers; two halves of `capacity` elements follow it.
+struct Control {
+    u32 epoch, done, stop, unused;
+};
 struct Peers {
-    void* data[MAX_RANKS];
-    u32* flags[MAX_RANKS];
+    bf16* staged[MAX_RANKS];
+    u32* arrived[MAX_RANKS];
 };
 
 __device__ __forceinline__ void release_store(u32* p, u32 v) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
@@ -15,40 +30,153 @@ __device__ __forceinline__ u32 acquire_load(const u32* p) {
     return v;
 }
 
-// Every block tells its twin on every rank that it has arrived, and waits for theirs. Flags: [2 parities][blocks][ranks].
-// A peer that never comes sets `error` after `bound` polls instead of hanging the device.
-__device__ __forceinline__ void block_barrier(const Peers* peers, int rank, int ranks, u32 epoch, u32 bound, u32* error) {
+// Every block tells its twin on every rank that it has come to `epoch`, and waits for theirs. A peer that does not come within `bound`
+// nanoseconds, or a stop by the host, ends the wait: nothing on the device waits for ever.
+__device__ __forceinline__ void meet(const Peers* peers, Control* control, Fault* fault, int command, int rank, int ranks, u32 epoch, u64 bound) {
     __syncthreads();
     if (threadIdx.x < ranks) {
-        const u32 slot = ((epoch & 1) * gridDim.x + blockIdx.x) * MAX_RANKS;
-        release_store(peers->flags[threadIdx.x] + slot + rank, epoch);
-        const u32* mine = peers->flags[rank] + slot + threadIdx.x;
-        u32 polls = 0;
-        while ((int)(acquire_load(mine) - epoch) < 0)
-            if (++polls > bound) { atomicExch(error, 1u + threadIdx.x); break; }
+        const u32 slot = blockIdx.x * MAX_RANKS;
+        release_store(peers->arrived[threadIdx.x] + slot + rank, epoch);
+        const u32* mine = peers->arrived[rank] + slot + threadIdx.x;
+        u64 begin = 0, now;
+        for (u32 polls = 0; (int)(acquire_load(mine) - epoch) < 0; ++polls) {
+            if (polls % 256 != 255) continue;
+            asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+            if (begin == 0) begin = now;
+            if (now - begin > bound || acquire_load(&control->stop)) {
+                report(fault, LATE, command, threadIdx.x, 0);
+                // The calls behind this one would wait as long, for nothing.
+                control->stop = 1;
+                break;
+            }
+        }
     }
     __syncthreads();
 }
 
-// out = sum over ranks, in rank order, of each rank's staged copy. The staging buffer holds two parities of `capacity` elements, so that a rank may
-// run one call ahead. `epochs[block]` is this rank's count of calls of that block.
-extern "C" __global__ void all_reduce_one_shot(const bf16* in, bf16* out, const Peers* peers, u32* epochs, u32* error, int rank, int ranks, u64 n, u64 capacity, u32 bound) {
+// out = the sum over ranks, in rank order, in f32, rounded once. Each rank stages its operand in its own window and reads everybody's. The
+// halves take turns, so that a rank may be one call ahead: nobody comes to call e + 1 before it has ended call e, and nobody writes a half
+// again before everybody has come to the call between. One epoch counts the calls, whatever their grids.
+extern "C" __global__ void all_reduce_one_shot(const bf16* in, bf16* out, const Peers* peers, Control* control, Fault* fault, int command, int rank, int ranks, u64 n,
+                                               u64 capacity, u64 bound) {
     take_turn();
-    const u32 epoch = epochs[blockIdx.x] + 1;
-    const u64 start = (u64)blockIdx.x * blockDim.x + threadIdx.x, step = (u64)gridDim.x * blockDim.x;
-    bf16* staged = (bf16*)peers->data[rank] + (epoch & 1) * capacity;
-    for (u64 i = start; i < n; i += step) staged[i] = in[i];
-    block_barrier(peers, rank, ranks, epoch, bound, error);
-    for (u64 i = start; i < n; i += step) {
+    const u32 epoch = *(volatile u32*)&control->epoch + 1;
+    const u64 start = (u64)blockIdx.x * blockDim.x + threadIdx.x, step = (u64)gridDim.x * blockDim.x, half = (epoch & 1) * capacity, whole = n % 8 == 0 ? n / 8 : 0;
+    bf16* staged = peers->staged[rank] + half;
+    for (u64 i = start; i < whole; i += step) reinterpret_cast<uint4*>(staged)[i] = reinterpret_cast<const uint4*>(in)[i];
+    for (u64 i = whole * 8 + start; i < n; i += step) staged[i] = in[i];
+    meet(peers, control, fault, command, rank, ranks, epoch, bound);
+    for (u64 i = start; i < whole; i += step) {
+        float sum[8] = {}, v[MAX_RANKS][8];
+#pragma unroll
+        for (int r = 0; r < MAX_RANKS; ++r)
+            if (r < ranks) load8(peers->staged[r] + half + i * 8, v[r]);
+#pragma unroll
+        for (int r = 0; r < MAX_RANKS; ++r)
+            if (r < ranks)
+#pragma unroll
+                for (int j = 0; j < 8; ++j) sum[j] += v[r][j];
+        store8(out + i * 8, sum);
+    }
+    for (u64 i = whole * 8 + start; i < n; i += step) {
         float sum = 0.f;
-        for (int r = 0; r < ranks; ++r) {
-            const bf16* peer = (const bf16*)peers->data[r] + (epoch & 1) * capacity;
-            sum += f32(peer[i]);
-        }
+        for (int r = 0; r < ranks; ++r) sum += f32(peers->staged[r][half + i]);
         out[i] = to_bf16(sum);
     }
     __syncthreads();
-    if (threadIdx.x == 0) epochs[blockIdx.x] = epoch;
+    // Every block has read the epoch before it is counted here, so the last one may move it on.
+    if (threadIdx.x == 0 && atomicAdd(&control->done, 1u) == gridDim.x - 1) control->done = 0, control->epoch = epoch;
+}
+
+// Which rows go to which rank. Block `d` lists the rows, ascending, that chose an expert of rank `d`: `rows` [ranks][capacity], -1 behind them;
+// and for every row its slot there, `slots` [ranks][T], -1 where it does not go. Experts `bounds[d] .. bounds[d + 1]` are rank d's.
+extern "C" __global__ void dispatch_lists(const int* ids, const int* bounds, int* rows, int* slots, Fault* fault, int command, int tokens, int topk, int capacity) {
+    take_turn();
+    __shared__ int sums[WARP];
+    const int d = blockIdx.x, low = bounds[d], high = bounds[d + 1], lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int count = 0;
+    for (int base = 0; base < tokens; base += blockDim.x) {
+        const int row = base + threadIdx.x;
+        bool goes = false;
+        if (row < tokens)
+            for (int j = 0; j < topk; ++j) { const int id = ids[(size_t)row * topk + j]; goes |= id >= low && id < high; }
+        const u32 votes = __ballot_sync(FULL, goes);
+        if (lane == 0) sums[warp] = __popc(votes);
+        __syncthreads();
+        int before = __popc(votes & ((1u << lane) - 1)), all = 0;
+        for (int w = 0; w < blockDim.x / WARP; ++w) { before += w < warp ? sums[w] : 0; all += sums[w]; }
+        const int slot = count + before;
+        if (row < tokens) slots[(size_t)d * tokens + row] = goes && slot < capacity ? slot : -1;
+        if (goes && slot < capacity) rows[d * capacity + slot] = row;
+        count += all;
+        __syncthreads();
+    }
+    for (int i = min(count, capacity) + threadIdx.x; i < capacity; i += blockDim.x) rows[d * capacity + i] = -1;
+    if (threadIdx.x == 0 && count > capacity) report(fault, OVERFLOW, command, d, count);
+}
+
+// A record carries a row: its number, its ids, its weights, then at a multiple of 16 bytes its values. Slots without a row carry the number -1.
+__device__ __forceinline__ size_t values_at(int topk) { return (4 + 8 * (size_t)topk + 15) / 16 * 16; }
+__device__ __forceinline__ size_t record_bytes(int topk, int hidden) { return (values_at(topk) + 2 * (size_t)hidden + 15) / 16 * 16; }
+
+// Bytes as 16-byte pieces where both ends allow it; rows are bf16, so two at a time else.
+__device__ __forceinline__ void copy_row(bf16* to, const bf16* from, int n) {
+    if (n % 8 == 0)
+        for (int i = threadIdx.x; i < n / 8; i += blockDim.x) reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+    else
+        for (int i = threadIdx.x; i < n; i += blockDim.x) to[i] = from[i];
+}
+
+// Grid: (capacity, ranks).
+extern "C" __global__ void dispatch_pack(const bf16* x, const int* ids, const float* weights, const int* rows, u8* records, int topk, int hidden, int capacity) {
+    take_turn();
+    const int at = blockIdx.y * capacity + blockIdx.x, row = rows[at];
+    u8* record = records + at * record_bytes(topk, hidden);
+    if (threadIdx.x == 0) *(int*)record = row;
+    if (row < 0) return;
+    for (int j = threadIdx.x; j < topk; j += blockDim.x) {
+        ((int*)record)[1 + j] = ids[(size_t)row * topk + j];
+        ((float*)record)[1 + topk + j] = weights[(size_t)row * topk + j];
+    }
+    copy_row((bf16*)(record + values_at(topk)), x + (size_t)row * hidden, hidden);
+}
+
+// Received records to the rows that experts read: row `r` of source `s` at `s * slots + r`, all other rows without experts. `rows` as sent, by
+// source. Grid: (capacity, ranks); the results were filled with -1 (ids) before.
+extern "C" __global__ void dispatch_unpack(const u8* records, bf16* x, int* ids, float* weights, int* rows, int topk, int hidden, int capacity, int slots) {
+    take_turn();
+    const int at = blockIdx.y * capacity + blockIdx.x;
+    const u8* record = records + at * record_bytes(topk, hidden);
+    const int row = *(const int*)record;
+    if (threadIdx.x == 0) rows[at] = row;
+    if (row < 0) return;
+    const size_t to = (size_t)blockIdx.y * slots + row;
+    for (int j = threadIdx.x; j < topk; j += blockDim.x) {
+        ids[to * topk + j] = ((const int*)record)[1 + j];
+        weights[to * topk + j] = ((const float*)record)[1 + topk + j];
+    }
+    copy_row(x + to * hidden, (const bf16*)(record + values_at(topk)), hidden);
+}
+
+// Results of received rows, in the slots in which the rows came; every rank's begin `stride` elements after the last one's. Grid: (capacity, ranks).
+extern "C" __global__ void combine_pack(const bf16* y, const int* rows, bf16* packed, int hidden, int capacity, int slots, u64 stride) {
+    take_turn();
+    const int row = rows[blockIdx.y * capacity + blockIdx.x];
+    if (row >= 0) copy_row(packed + blockIdx.y * stride + (size_t)blockIdx.x * hidden, y + ((size_t)blockIdx.y * slots + row) * hidden, hidden);
+}
+
+// out[t] = the sum, in rank order, of what came back for row t, in f32, rounded once. Grid: (T).
+extern "C" __global__ void combine_sum(const bf16* packed, const int* slots, bf16* out, int ranks, int hidden, u64 stride) {
+    take_turn();
+    const int t = blockIdx.x, tokens = gridDim.x;
+    for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
+        float sum = 0.f;
+        for (int d = 0; d < ranks; ++d) {
+            const int slot = slots[(size_t)d * tokens + t];
+            if (slot >= 0) sum += f32(packed[d * stride + (size_t)slot * hidden + i]);
+        }
+        out[(size_t)t * hidden + i] = to_bf16(sum);
+    }
 }
 
 // Columns from..from + width of every row of `in` go to columns to.. of `out`.

@@ -1,20 +1,19 @@
 //! `moetwin run`: the program with real values.
 
 use super::slice::Slice;
-use crate::args::{DeploymentArgs, Speculation, Switch};
+use crate::args::{AllReduceKind, DeploymentArgs, Speculation, Switch, not_yet};
 use crate::error::{Failure, InputError, Outcome};
 use crate::generation::{Generated, Job, OnGpus, generate, gpus, reference};
 use crate::measurement::{ClassJson, Conditions, Measured};
 use crate::output::{self, NewFile};
 use crate::prompt;
 use crate::resolve::{self, Place};
-use crate::scenario::refuse_later_flags;
 use clap::{Args, ValueEnum};
 use moetwin::cuda::exec::inject::Injection;
-use moetwin::cuda::exec::{CudaExecutor, CudaOptions};
+use moetwin::cuda::exec::{AllReduceBackend, CudaExecutor, CudaOptions};
 use moetwin::cuda::launcher::Launcher;
 use moetwin::cuda::{Search, probe};
-use moetwin::models::{Deployment, ModelSpec, RankId};
+use moetwin::models::{AllToAll, Deployment, ModelSpec, RankId};
 use moetwin::runtime::builtin;
 use moetwin::runtime::text::{Sampler, TextError, TextModel, stop_tokens};
 use moetwin::runtime::weights::{CheckpointWeights, Layers, SyntheticWeights, WeightSource, first_layers};
@@ -36,6 +35,15 @@ pub(crate) enum Backend {
     Cpu,
     /// CUDA and NCCL.
     Cuda,
+}
+
+/// Which code computes dense products of many rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Matmul {
+    /// Our own kernels.
+    Own,
+    /// cuBLASLt for 256 rows or more, the algorithm by its heuristic; our own kernels below, and where the library is missing.
+    Cublaslt,
 }
 
 impl Backend {
@@ -64,6 +72,7 @@ Examples:
   moetwin run --prompt-ids 1,2,3 --tp 2 --ep 2 --json
   moetwin run --synthetic --layers 2 --prompt-ids 5,6,7 --dump values.safetensors
   moetwin run --backend cuda --model kimi-k2.5 --synthetic --layers 8 --batch 4 --context 128
+  moetwin run --backend cuda --tp 2 --allreduce one-shot
   moetwin run --backend cuda --model qwen3-30b-a3b --synthetic --batch 16 --trace measured.json
   moetwin run --backend cuda --model kimi-k2.5 --synthetic --tp 8 --only-rank 0
 
@@ -123,6 +132,19 @@ pub(crate) struct RunArgs {
     /// Longest wait for anything on GPUs, seconds
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     deadline: u64,
+    /// Products of many rows, as prompts make them [default: cublaslt]
+    #[arg(long, value_enum)]
+    matmul: Option<Matmul>,
+    /// Rows that a rank may send to another one's experts in a pass [default: all]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=1_048_576),
+        long_help = "\
+Rows that a rank may send to another rank's experts in a pass (--a2a, --backend cuda). Less than all of them are packed and sent alone; a pass with \
+more is an error that names the rank and how many there were. By default there is room for all"
+    )]
+    ep_capacity: Option<u32>,
     /// Make a rank fail on purpose: a seed, or RANK:PHASE.CALL:KIND as in 1:connect.0:die
     #[arg(
         long,
@@ -136,7 +158,6 @@ warm-up, capture or serve, CALL the driver call of that phase from 0, and KIND d
 
 /// Executes the program.
 pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
-    refuse_later_flags(&args.deployment)?;
     refuse_flags(args)?;
     let launcher = match args.backend {
         Backend::Cpu => None,
@@ -155,11 +176,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         return Err(InputError::new("WORLD_SIZE", message).value(l.size.to_string()).accepted(accepted).into());
     }
     let inject = args.inject.as_deref().map(|text| injection(text, args.backend, deployment.ranks())).transpose()?;
+    check_ep_capacity(args, &deployment)?;
+    let all_reduce = all_reduce(args)?;
     let visible = if args.backend == Backend::Cuda { gpus_at_hand(deployment.ranks(), launcher.as_ref())? } else { 0 };
     let how = OnGpus {
         deadline: Duration::from_secs(args.deadline),
         graphs: args.deployment.graphs != Some(Switch::Off),
         inject,
+        all_reduce,
+        expert_capacity: args.ep_capacity,
+        library: args.matmul != Some(Matmul::Own),
         launcher: launcher.as_ref().filter(|l| l.size > 1),
         visible,
     };
@@ -181,6 +207,38 @@ fn injection(text: &str, backend: Backend, ranks: u32) -> Result<Injection, Fail
     let injection = Injection::parse(text, ranks).map_err(|e| InputError::new("--inject", e).value(text))?;
     output::note(&format!("injecting {injection}"));
     Ok(injection)
+}
+
+/// Room in the buffers of experts, for a run that has such.
+fn check_ep_capacity(args: &RunArgs, deployment: &Deployment) -> Result<(), Failure> {
+    let Some(rows) = args.ep_capacity else { return Ok(()) };
+    let refuse = |why: &str, accepted: &str| {
+        Err(InputError::new("--ep-capacity", why)
+            .value(rows.to_string())
+            .accepted([accepted, "no --ep-capacity: room for all rows"])
+            .into())
+    };
+    if args.backend == Backend::Cpu {
+        return refuse("is for --backend cuda: the CPU reference has no buffers", "--backend cuda");
+    }
+    if deployment.a2a == AllToAll::None {
+        return refuse("is for runs that send rows to experts of other ranks", "--a2a nccl with --ep of 2 or more");
+    }
+    Ok(())
+}
+
+/// Which code sums over the ranks of a run.
+fn all_reduce(args: &RunArgs) -> Result<AllReduceBackend, Failure> {
+    match args.deployment.allreduce {
+        _ if args.backend == Backend::Cpu => Ok(AllReduceBackend::Nccl),
+        None | Some(AllReduceKind::Auto | AllReduceKind::Nccl) => Ok(AllReduceBackend::Nccl),
+        Some(AllReduceKind::OneShot) => Ok(AllReduceBackend::OneShot),
+        Some(AllReduceKind::Engine) => Err(InputError::new("--allreduce", "no engine's kernels are run here; moetwin sim predicts them")
+            .value("engine")
+            .accepted(["auto", "nccl", "one-shot"])
+            .into()),
+        Some(AllReduceKind::TwoShot) => Err(not_yet("--allreduce", "two-shot", &["auto", "nccl", "one-shot"])),
+    }
 }
 
 /// Flags that a run cannot obey.
@@ -227,7 +285,7 @@ fn without_effect(args: &DeploymentArgs, backend: Backend) -> Vec<&'static str> 
         ("--machine", args.machine.is_some()),
         ("--graphs", args.graphs.is_some() && backend == Backend::Cpu),
         ("--p2p", args.p2p.is_some()),
-        ("--allreduce", args.allreduce.is_some()),
+        ("--allreduce", args.allreduce.is_some() && backend == Backend::Cpu),
         ("--nccl-graph", args.nccl_graph.is_some()),
         ("--routing", args.routing.is_some()),
         ("--kv-dtype", args.kv_dtype.is_some()),
@@ -253,7 +311,8 @@ fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<O
         .map_err(|e| InputError::new(if e.to_string().starts_with("top-p") { "--top-p" } else { "--temperature" }, e.to_string()))?;
     let text = text_prompt(args).map(|text| open_text(text, &model.weights, &spec)).transpose()?;
     let prompts = prompts(args, &spec, text.as_ref())?;
-    for flag in without_effect(&args.deployment, args.backend) {
+    let products = (args.backend == Backend::Cpu && args.matmul.is_some()).then_some("--matmul");
+    for flag in without_effect(&args.deployment, args.backend).into_iter().chain(products) {
         output::note(&format!("note: {flag} has no effect on {}", args.backend.words()));
     }
     let weights = weights(args, name, &model.weights, &spec)?;
@@ -340,11 +399,9 @@ fn slice_of(args: &RunArgs, rank: RankId, deployment: Deployment, launcher: Opti
     gpus_at_hand(1, None)?;
     let memory_bytes = probe(&Search::from_environment()).gpus.first().map_or(0, |g| g.memory_bytes);
     let options = CudaOptions {
-        capacity: 0,
-        deadline: Duration::from_secs(args.deadline),
         graphs: args.deployment.graphs != Some(Switch::Off),
-        inject: None,
         stand_in: Some(Duration::from_secs_f64(args.collective_delay / 1e6)),
+        ..CudaOptions::new(0, Duration::from_secs(args.deadline))
     };
     let mut of = conditions(args, name, &deployment);
     of.collective_delay_us = Some(args.collective_delay);

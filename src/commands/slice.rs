@@ -194,7 +194,7 @@ mod tests {
         };
         let open = |capacity| {
             let stand_in = Some(Duration::from_micros(delay_us));
-            let options = CudaOptions { capacity, deadline: Duration::from_secs(10), graphs: true, inject: None, stand_in };
+            let options = CudaOptions { stand_in, ..CudaOptions::new(capacity, Duration::from_secs(10)) };
             CudaExecutor::on(host.clone(), vec![RankId(rank)], 2, None, options)
         };
         let found = slice.measure(memory_bytes, open);

@@ -2,7 +2,7 @@
 
 use super::plan::{BLOCK, LaunchError, Plan, WARPS, activation_args};
 use super::storage::{Extent, Storage, extent_of, storage_of};
-use super::{Arg, Element, element_of};
+use super::{Arg, DenseProduct, Element, LIBRARY_ROWS, element_of};
 use moetwin_models::spec::Activation;
 use moetwin_models::{Axis, TensorId};
 
@@ -162,7 +162,13 @@ impl Plan<'_> {
         let split = blocks * across * p.batch < FEW_BLOCKS && p.k >= 2 * CLUSTER * TILE;
         let args = self.product_args(p, operands, 1, f32_out)?;
         let (kernel, wide) = if split { ("linear_tile_bf16_split", blocks * CLUSTER) } else { ("linear_tile_bf16", blocks) };
-        self.grid("linear_tile.cu", kernel, [wide, across, p.batch], TILED_BLOCK, TILED_SHARED_BYTES, args)
+        let biased = !matches!(args[2], Arg::Null);
+        self.grid("linear_tile.cu", kernel, [wide, across, p.batch], TILED_BLOCK, TILED_SHARED_BYTES, args)?;
+        let whole = p.batch == 1 && !p.cached && (p.x_strides.0, p.y_strides.0) == (p.k, p.n);
+        if whole && !f32_out && p.rows >= LIBRARY_ROWS {
+            self.offer(DenseProduct { rows: p.rows, n: p.n, k: p.k, biased });
+        }
+        Ok(())
     }
 
     /// What every product kernel takes first (`SHAPE_PARAMS` in shape.cuh).

@@ -65,7 +65,26 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// Arguments in order.
     pub args: Vec<Arg>,
+    /// What it computes, where that is a product that a matrix library may compute instead. Then the first arguments are the addresses of x, w,
+    /// the bias and y.
+    pub product: Option<DenseProduct>,
 }
+
+/// `y[rows, n] = x[rows, k] w[n, k]^T`, plus a bias of `n` where it has one: bf16, whole rows side by side, sums in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DenseProduct {
+    /// Token rows.
+    pub rows: u64,
+    /// Columns of the result.
+    pub n: u64,
+    /// The contracted dimension.
+    pub k: u64,
+    /// Whether a bias is added.
+    pub biased: bool,
+}
+
+/// Token rows from which a product is offered to a matrix library: a captured decode step of fewer rows keeps our kernels, which chain.
+pub const LIBRARY_ROWS: u64 = 256;
 
 /// An argument of a kernel.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,6 +109,8 @@ pub enum Arg {
     Table(Table),
     /// Address of the sequences whose rows the operands hold.
     Sequences,
+    /// Address of the rank's record of faults on the device (`Fault` in exchange.cu).
+    Fault,
     /// A null address: the operand is absent.
     Null,
     /// A 32-bit integer.

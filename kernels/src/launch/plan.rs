@@ -1,6 +1,6 @@
 //! From an op and a rank's local sizes to launches.
 
-use super::{Arg, Launch, Launches, Table};
+use super::{Arg, DenseProduct, Launch, Launches, Table};
 use moetwin_models::graph::SplitError;
 use moetwin_models::spec::{Activation, GroupScore, RopeSpec, RouterSpec, Scoring};
 use moetwin_models::{Axis, Graph, Node, NodeId, Op, RankId, TensorId};
@@ -162,8 +162,15 @@ impl Plan<'_> {
         // Limits of the launch: CUDA C++ programming guide 13.0, table of technical specifications.
         let grid = (below("blocks", x, i32::MAX as u32)?, below("blocks along y", y, 65_535)?, below("blocks along z", z, 65_535)?);
         let shared_bytes = below("bytes of shared memory", shared_bytes, SHARED_LIMIT_BYTES)?;
-        self.out.launches.push(Launch { source, kernel, grid, block, shared_bytes, args });
+        self.out.launches.push(Launch { source, kernel, grid, block, shared_bytes, args, product: None });
         Ok(())
+    }
+
+    /// Offers the latest launch to a matrix library.
+    pub(super) fn offer(&mut self, product: DenseProduct) {
+        if let Some(launch) = self.out.launches.last_mut() {
+            launch.product = Some(product);
+        }
     }
 
     fn route(&mut self, router: &RouterSpec, topk: u32) -> Result<(), LaunchError> {

@@ -8,6 +8,7 @@
 //! library and checked the symbols. It also never looks for `libnccl.so.2`, the only name that wheels and distributions
 //! ship: NCCL is therefore called through a table of our own ([`nccl::Nccl`]), with cudarc's types.
 
+pub mod cublaslt;
 pub mod device;
 pub mod doctor;
 pub mod exec;

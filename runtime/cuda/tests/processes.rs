@@ -20,6 +20,22 @@ use support::{exchanging, model, options, programs, serve};
 const FABRIC: &str = "MOETWIN_TEST_FABRIC";
 /// The fault of a child.
 const FAULT: &str = "MOETWIN_TEST_FAULT";
+/// Seconds that the children have to find each other.
+const MEETING: &str = "MOETWIN_TEST_MEETING";
+/// Variables of both conventions, which a child must not inherit.
+const VARIABLES: [&str; 11] = [
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_PROCID",
+    "SLURM_NTASKS",
+    "SLURM_LOCALID",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NODELIST",
+    "SLURM_JOB_ID",
+];
 /// Seconds that anything may take in a child.
 const DEADLINE: u64 = 3;
 
@@ -90,7 +106,14 @@ fn child() {
     let inject = std::env::var(FAULT).ok().map(|text| text.parse::<Injection>().unwrap());
     let spec = model();
     let programs = programs(&spec, &exchanging());
-    let link = Link::establish(&launcher, "test", Duration::from_secs(20)).unwrap();
+    let limit = std::env::var(MEETING).map_or(20, |s| s.parse().unwrap());
+    let link = match Link::establish(&launcher, "test", Duration::from_secs(limit)) {
+        Ok(link) => link,
+        Err(e) => {
+            writeln!(std::io::stderr(), "outcome: {e}").unwrap();
+            std::process::exit(3);
+        }
+    };
     let outcome = serve(host.clone(), vec![RankId(launcher.rank)], Some(link), options(DEADLINE, inject), &spec, &programs);
     let wrong = host.wrong();
     let mut err = std::io::stderr().lock();
@@ -109,12 +132,36 @@ struct Ended {
     said: String,
 }
 
-/// Starts eight children and collects how they end; none may take longer than `limit`.
-fn run(fault: Option<&str>, limit: Duration, meddle: impl Fn(&mut [Child])) -> Vec<Ended> {
+/// Whose variables the children are started with.
+#[derive(Clone, Copy, PartialEq)]
+enum Variables {
+    Torch,
+    Slurm,
+}
+
+/// How eight children are started.
+struct Start<'a> {
+    variables: Variables,
+    fault: Option<&'a str>,
+    /// The ranks that are started at all.
+    ranks: std::ops::Range<u32>,
+    /// Where they meet, a free port unless it is given.
+    port: Option<u16>,
+    /// Seconds that they have to find each other.
+    meeting: u64,
+}
+
+impl Start<'_> {
+    const TORCH: Self = Self { variables: Variables::Torch, fault: None, ranks: 0..8, port: None, meeting: 20 };
+}
+
+/// Starts children and collects how they end; none may take longer than `limit`.
+fn run(start: &Start<'_>, limit: Duration, meddle: impl Fn(&mut [Child])) -> Vec<Ended> {
     let fabric = Arc::new(LocalFabric::default());
     let hub = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let place = hub.local_addr().unwrap().to_string();
-    let meeting = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let free = || TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let meeting = start.port.unwrap_or_else(free);
     thread::spawn(move || {
         for stream in hub.incoming().map_while(Result::ok) {
             stream.set_nodelay(true).unwrap();
@@ -122,17 +169,30 @@ fn run(fault: Option<&str>, limit: Duration, meddle: impl Fn(&mut [Child])) -> V
             thread::spawn(move || answer(&fabric, stream));
         }
     });
-    let start = |rank: u32| {
+    let child = |rank: u32| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "child", "--nocapture", "--test-threads=1"]).env(FABRIC, &place);
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", "8").env("LOCAL_RANK", rank.to_string());
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", meeting.to_string());
-        if let Some(fault) = fault {
+        for variable in VARIABLES {
+            command.env_remove(variable);
+        }
+        command.env("MASTER_PORT", meeting.to_string()).env(MEETING, start.meeting.to_string());
+        match start.variables {
+            Variables::Torch => {
+                command.env("RANK", rank.to_string()).env("WORLD_SIZE", "8").env("LOCAL_RANK", rank.to_string());
+                command.env("MASTER_ADDR", "127.0.0.1");
+            }
+            // Two hosts of four, both this one: the first name of the list is where they meet.
+            Variables::Slurm => {
+                command.env("SLURM_PROCID", rank.to_string()).env("SLURM_NTASKS", "8").env("SLURM_LOCALID", (rank % 4).to_string());
+                command.env("SLURM_STEP_ID", "0").env("SLURM_STEP_NODELIST", "localhost,elsewhere7").env("SLURM_JOB_ID", "4711");
+            }
+        }
+        if let Some(fault) = start.fault {
             command.env(FAULT, fault);
         }
         command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let mut children: Vec<Child> = (0..8).map(start).collect();
+    let mut children: Vec<Child> = start.ranks.clone().map(child).collect();
     let end = Instant::now() + limit;
     meddle(&mut children);
     let wait = |mut child: Child| {
@@ -150,16 +210,43 @@ fn run(fault: Option<&str>, limit: Duration, meddle: impl Fn(&mut [Child])) -> V
 }
 
 #[test]
-fn eight_processes_serve() {
-    for (rank, ended) in run(None, Duration::from_secs(60), |_| ()).into_iter().enumerate() {
-        assert_eq!((ended.code, ended.said.as_str()), (Some(0), "outcome: served"), "rank {rank}");
+fn eight_processes_serve_under_either_launcher() {
+    for variables in [Variables::Torch, Variables::Slurm] {
+        let start = Start { variables, ..Start::TORCH };
+        for (rank, ended) in run(&start, Duration::from_secs(60), |_| ()).into_iter().enumerate() {
+            assert_eq!((ended.code, ended.said.as_str()), (Some(0), "outcome: served"), "rank {rank}");
+        }
     }
+}
+
+#[test]
+fn a_rank_that_was_not_started_is_named_by_all_others() {
+    let (begin, start) = (Instant::now(), Start { ranks: 0..7, meeting: 2, ..Start::TORCH });
+    for (rank, ended) in run(&start, Duration::from_secs(60), |_| ()).iter().enumerate() {
+        assert_eq!(ended.code, Some(3), "rank {rank}: {}", ended.said);
+        assert!(ended.said.contains("rank 7 did not come to 127.0.0.1:"), "rank {rank}: {}", ended.said);
+    }
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_port_that_another_program_has_ends_all_with_the_address() {
+    // It takes connections and says nothing, as a service that speaks first or waits would.
+    let taken = TcpListener::bind(("0.0.0.0", 0)).unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let (begin, start) = (Instant::now(), Start { port: Some(port), meeting: 1, ..Start::TORCH });
+    for (rank, ended) in run(&start, Duration::from_secs(60), |_| ()).iter().enumerate() {
+        assert_eq!(ended.code, Some(3), "rank {rank}: {}", ended.said);
+        let told = if rank == 0 { "rank 0 cannot listen on 127.0.0.1:" } else { "rank 0 (" };
+        assert!(ended.said.contains(told) && ended.said.contains(&port.to_string()), "rank {rank}: {}", ended.said);
+    }
+    assert!(begin.elapsed() < Duration::from_secs(40), "{:?}", begin.elapsed());
 }
 
 /// Everybody else ends with exit code 3 and names the same rank and phase.
 fn check(fault: &str, rank: usize, phase: &str, own: Option<i32>) {
     let begin = Instant::now();
-    let all = run(Some(fault), Duration::from_secs(60), |_| ());
+    let all = run(&Start { fault: Some(fault), ..Start::TORCH }, Duration::from_secs(60), |_| ());
     for (i, ended) in all.iter().enumerate() {
         if i == rank {
             assert_eq!(ended.code, own, "{fault}: rank {i}: {}", ended.said);

@@ -28,11 +28,11 @@ fn random() -> impl Strategy<Value = Random> {
 }
 
 impl Random {
-    /// The table as text; `nothing` names a step whose write has a closed gate.
-    fn text(&self, nothing: Option<usize>) -> String {
+    /// The table as text, its steps in an order; `nothing` names a step whose write has a closed gate.
+    fn text(&self, nothing: Option<usize>, order: &[usize]) -> String {
         let mut out = String::new();
-        for (i, reads) in self.reads.iter().enumerate() {
-            let reads: Vec<String> = reads.iter().map(|r| format!("item_{r}")).collect();
+        for &i in order {
+            let reads: Vec<String> = self.reads[i].iter().map(|r| format!("item_{r}")).collect();
             let write = if nothing == Some(i) { format!("item_{i} if never") } else { format!("item_{i}") };
             let sync = if self.together[i] { "tp" } else { "" };
             out.push_str(&format!("S{i} | step {i} | load | target | | {} | {write} | {sync} | .. | test\n", reads.join(", ")));
@@ -40,8 +40,11 @@ impl Random {
         out
     }
     fn plan(&self, nothing: Option<usize>) -> CheckedPlan {
+        self.ordered(nothing, &(0..self.reads.len()).collect::<Vec<_>>())
+    }
+    fn ordered(&self, nothing: Option<usize>, order: &[usize]) -> CheckedPlan {
         // Tables are static data; a test leaks a few kilobytes.
-        let text: &'static str = Box::leak(self.text(nothing).into_boxed_str());
+        let text: &'static str = Box::leak(self.text(nothing, order).into_boxed_str());
         let rows = Table::read(text).expect("a table").rows_of(&Version::newest(Engine::Sglang));
         let conditions = Conditions { flags: [("never".to_owned(), false)].into(), ..Conditions::default() };
         CheckedPlan::new(startup::plan(&rows, conditions, self.ranks, &[1])).expect("a plan")
@@ -77,6 +80,29 @@ proptest! {
                 let dragged = table.together[..reader].iter().rposition(|t| *t).map_or(0, |last| last + 1);
                 let shortest = reader + 1 + dragged * (table.ranks as usize - 1);
                 prop_assert_eq!(story.moves.len(), shortest);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// A step that comes after one that needs it: found at the first that reads it, on as few moves as lead there.
+    #[test]
+    fn a_step_that_comes_too_late_is_found_with_a_shortest_story(table in random(), step in 0usize..20) {
+        let step = step % table.reads.len();
+        let order: Vec<usize> = (0..table.reads.len()).filter(|i| *i != step).chain([step]).collect();
+        let verdict = explore(&table.ordered(None, &order), DEFAULT_MAX_STATES).expect("small");
+        match order.iter().position(|i| table.reads[*i].contains(&step)) {
+            None => prop_assert!(verdict.story.is_none()),
+            Some(reader) => {
+                let story = verdict.story.expect("the planted fault is found");
+                let missing = Fact::Named(format!("item_{step}"));
+                let found = matches!(&story.end, End::Breach(b) if b.fault == Fault::Missing(missing.clone()));
+                prop_assert!(found, "{:?}", story.end);
+                let dragged = order[..reader].iter().rposition(|i| table.together[*i]).map_or(0, |last| last + 1);
+                prop_assert_eq!(story.moves.len(), reader + 1 + dragged * (table.ranks as usize - 1));
             }
         }
     }

@@ -73,7 +73,7 @@ impl Builder<'_> {
         let custom = &self.machine().collectives.custom;
         match self.request.library {
             Library::Sglang | Library::Trtllm => &custom.push_barrier,
-            Library::Nccl | Library::Vllm | Library::OneShot => &custom.barrier,
+            Library::Nccl | Library::Vllm | Library::OneShot | Library::TwoShot => &custom.barrier,
         }
     }
 

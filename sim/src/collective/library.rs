@@ -17,13 +17,15 @@ pub enum Library {
     Sglang,
     /// TensorRT-LLM: its kernel where it may run, else NCCL.
     Trtllm,
-    /// The one-shot and two-shot kernels whatever the topology, as the PCIe forks of the engines run them.
+    /// The one-shot kernel whatever the topology, as the PCIe forks of the engines run it.
     OneShot,
+    /// The two-shot kernel whatever the topology.
+    TwoShot,
 }
 
 impl Library {
     /// Every library.
-    pub const ALL: [Library; 5] = [Library::Nccl, Library::Vllm, Library::Sglang, Library::Trtllm, Library::OneShot];
+    pub const ALL: [Library; 6] = [Library::Nccl, Library::Vllm, Library::Sglang, Library::Trtllm, Library::OneShot, Library::TwoShot];
 
     /// Name as on the command line.
     pub fn name(self) -> &'static str {
@@ -33,6 +35,7 @@ impl Library {
             Library::Sglang => "sglang",
             Library::Trtllm => "trtllm",
             Library::OneShot => "one-shot",
+            Library::TwoShot => "two-shot",
         }
     }
 }
@@ -66,8 +69,10 @@ pub(super) fn custom_kernel(
     if !bytes.is_multiple_of(16) {
         return Ok(Err(format!("{library}'s kernel needs a multiple of 16 bytes")));
     }
-    if library == Library::OneShot {
-        return Ok(Ok(Algorithm::OneShot));
+    match library {
+        Library::OneShot => return Ok(Ok(Algorithm::OneShot)),
+        Library::TwoShot => return Ok(Ok(Algorithm::TwoShot)),
+        _ => {}
     }
     let nvlink = all_nvlink(network, ranks)?;
     if n > 2 && !nvlink {

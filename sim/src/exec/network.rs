@@ -138,8 +138,9 @@ impl MachineTransport<'_> {
     /// What the machine's collectives say of an exchange.
     fn predict(&mut self, mut request: CollectiveRequest) -> Result<Known, String> {
         let mut prediction: Arc<Prediction> = self.collectives.predict(&request).map_err(|e| e.to_string())?;
-        // The one-shot kernel is used up to the machine's cut-off: the size from which NCCL is faster.
-        if request.library == Library::OneShot && prediction.algorithm == Algorithm::OneShot {
+        // The peer kernels are used up to the machine's cut-off: the size from which NCCL is faster.
+        let kernels = (request.library, prediction.algorithm);
+        if matches!(kernels, (Library::OneShot, Algorithm::OneShot) | (Library::TwoShot, Algorithm::TwoShot)) {
             let by_nccl = CollectiveRequest { library: Library::Nccl, ..request.clone() };
             let other = self.collectives.predict(&by_nccl).map_err(|e| e.to_string())?;
             if other.transfer < prediction.transfer {

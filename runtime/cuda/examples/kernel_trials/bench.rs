@@ -24,6 +24,8 @@ struct Shape {
     rows: u64,
     /// Bytes that one run must read.
     bytes: u64,
+    /// Products and sums of a run, where they may take longer than the bytes.
+    flops: u64,
     graph: Graph,
 }
 
@@ -34,7 +36,7 @@ fn projection(name: &'static str, rows: u64, n: u64, k: u64, role: (LinearRole, 
     let w = graph.add_source("w", TensorKind::Weight(weight), vec![Dim::Fixed(n), Dim::Fixed(k)], DType::Bf16);
     let y = NewTensor::activation("y", vec![Dim::Tokens, Dim::Fixed(n)], DType::Bf16);
     graph.add_node(Op::Linear { role: role.0 }, None, 0, vec![x, w], vec![y]);
-    Shape { name, rows, bytes: 2 * n * k, graph }
+    Shape { name, rows, bytes: 2 * n * k, flops: 2 * rows * n * k, graph }
 }
 
 fn experts(name: &'static str, rows: u64, count: u64, k: u64, hidden: u64, inter: u64, format: WeightFormat) -> Shape {
@@ -56,7 +58,7 @@ fn experts(name: &'static str, rows: u64, count: u64, k: u64, hidden: u64, inter
     let down = weight(WeightRole::ExpertsDown, "down", vec![e, Dim::Fixed(hidden), Dim::packed(inter, 1)]);
     let y = NewTensor::activation("y", vec![Dim::Tokens, Dim::Fixed(hidden)], DType::Bf16);
     graph.add_node(Op::Experts { activation: Activation::Silu }, None, 0, vec![x, routed[0], routed[1], up, down], vec![y]);
-    Shape { name, rows, bytes: format.matrix_bytes(3 * inter, hidden), graph }
+    Shape { name, rows, bytes: format.matrix_bytes(3 * inter, hidden), flops: 0, graph }
 }
 
 fn attention(name: &'static str, rows: u64, past: u32, heads: u64) -> Shape {
@@ -65,7 +67,7 @@ fn attention(name: &'static str, rows: u64, past: u32, heads: u64) -> Shape {
     let cache = graph.add_source("cache", TensorKind::Cache { layer: 0 }, vec![Dim::KvRows, Dim::Fixed(576)], DType::Bf16);
     let y = NewTensor::activation("y", vec![Dim::Tokens, Dim::Fixed(heads * 512)], DType::Bf16);
     graph.add_node(Op::MlaDecode { kv_lora: 512, scale: 0.14, sparse_topk: None, split_context: false }, None, 0, vec![q, cache], vec![y]);
-    Shape { name, rows, bytes: rows * (u64::from(past) + 1) * 1152, graph }
+    Shape { name, rows, bytes: rows * (u64::from(past) + 1) * 1152, flops: 0, graph }
 }
 
 fn shapes() -> Vec<Shape> {
@@ -83,6 +85,10 @@ fn shapes() -> Vec<Shape> {
         list.push(experts("experts bf16, Qwen3", rows, 128, 8, 2048, 768, WeightFormat::Bf16));
         list.push(attention("mla decode, 64 heads, 128", rows, 128, 64));
         list.push(attention("mla decode, 64 heads, 4096", rows, 4095, 64));
+    }
+    for rows in [256, 2048] {
+        list.push(projection("prefill o 7168 x 8192", rows, 7168, 8192, o));
+        list.push(projection("prefill qkv 5120 x 2048", rows, 5120, 2048, o));
     }
     list
 }
@@ -145,9 +151,10 @@ pub(crate) fn run(trial: &mut Trial, spec: &ModelSpec, only: Option<&str>, sweep
             times.sort_by(f64::total_cmp);
             let median = times[times.len() / 2];
             let what = if parts == 0 { format!("[{}]{extra}", placed[0].kernels().join(", ")) } else { format!("parts {parts}") };
+            let rate = if shape.flops > 0 { format!("  {:>5.1} TFLOP/s", shape.flops as f64 / median / 1e12) } else { String::new() };
             writeln!(
                 stdout(),
-                "{:<28} {:>3} rows  {:>9.1} us  {:>6.2} TB/s  {what}",
+                "{:<28} {:>4} rows  {:>9.1} us  {:>6.2} TB/s{rate}  {what}",
                 shape.name,
                 shape.rows,
                 median * 1e6,

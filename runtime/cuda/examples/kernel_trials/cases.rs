@@ -33,6 +33,11 @@ pub(crate) const FAMILIES: &[Family] = &[
         draw: linear_tile,
         wrong: ("mma(acc[4 * i + 2 * j + 1], a[i], b[j][2], b[j][3]);", "mma(acc[4 * i + 2 * j + 1], a[i], b[j][3], b[j][2]);"),
     },
+    Family {
+        name: "linear bf16, for a library",
+        draw: linear_offered,
+        wrong: ("mma(acc[4 * i + 2 * j + 1], a[i], b[j][2], b[j][3]);", "mma(acc[4 * i + 2 * j + 1], a[i], b[j][3], b[j][2]);"),
+    },
     Family { name: "linear int4", draw: linear_int4, wrong: ("0xc308c308u", "0xc307c307u") },
     Family { name: "linear fp8", draw: linear_fp8, wrong: ("& 0x07f007f0u", "& 0x07e007e0u") },
     Family {
@@ -144,6 +149,12 @@ fn linear_split(n: &mut Numbers) -> Case {
 fn linear_tile(n: &mut Numbers) -> Case {
     let (rows, out) = (n.pick(&[17, 31, 64, 65, 200]), 1 + n.below(500));
     let k = n.pick(&[8, 40, 64, 200, 520, 1024, 2056]);
+    linear(n, BF16, rows, out, k, O)
+}
+/// Enough rows that a matrix library may take them.
+fn linear_offered(n: &mut Numbers) -> Case {
+    let (rows, out) = (n.pick(&[256, 257, 300, 511]), 8 * (1 + n.below(60)));
+    let k = n.pick(&[8, 40, 64, 520, 1024]);
     linear(n, BF16, rows, out, k, O)
 }
 fn linear_int4(n: &mut Numbers) -> Case {

@@ -1,14 +1,16 @@
 //! Every kernel against the CPU reference on random operands, from poisoned results; deliberately wrong kernels, which the checks must reject;
 //! and times of single ops. Runs on the driver's first GPU:
 //!
-//! `kernel_trials [--seed N] [--cases N] [--only NAME] [--wrong] [--bench [--sweep]] [--compile ARCHITECTURE]`
+//! `kernel_trials [--seed N] [--cases N] [--only NAME] [--wrong] [--library] [--bench [--sweep]] [--compile ARCHITECTURE]`
 
 mod bench;
 mod build;
 mod cases;
+mod exchange;
 
 use build::Numbers;
 use cases::{FAMILIES, Family};
+use exchange::EXCHANGES;
 use moetwin_cuda::Search;
 use moetwin_cuda::exec::compile::{compile_all, compile_changed};
 use moetwin_cuda::exec::trial::Trial;
@@ -29,6 +31,30 @@ fn cases(trial: &mut Trial, family: &Family, seed: u64, count: u64) -> Result<Re
     Ok(Ok(worst))
 }
 
+/// Runs the exchanges; how many failed.
+fn exchange_trials<'a>(
+    search: &Search,
+    architecture: &str,
+    families: impl Iterator<Item = &'a exchange::ExchangeFamily>,
+    seed: u64,
+    count: u64,
+) -> Result<u32, Box<dyn Error>> {
+    let cubins = compile_all(search, architecture)?;
+    let mut failed = 0;
+    let mut say = |name: &str, checked: Result<(), String>| {
+        failed += u32::from(checked.is_err());
+        let line = checked.map_or_else(|e| format!("WRONG: {e}"), |()| "ok, equal".to_owned());
+        writeln!(stdout(), "{name:<34} {count} cases from seed {seed}: {line}")
+    };
+    for family in families {
+        say(family.name, exchange::cases(&cubins, search, family, seed, count)?)?;
+        if family.name == "one-shot all-reduce" {
+            say("one-shot all-reduce, nobody comes", exchange::nobody_comes(&cubins, search)?)?;
+        }
+    }
+    Ok(failed)
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().collect();
     let given = |name: &str| args.iter().position(|a| a == name);
@@ -39,13 +65,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(architecture) = value("--compile") {
         // Fills the cache of CUBINs where there is no GPU.
         compile_all(&search, architecture)?;
-        for family in FAMILIES {
-            compile_changed(&search, architecture, family.wrong.0, family.wrong.1)?;
+        for wrong in FAMILIES.iter().map(|f| f.wrong).chain(EXCHANGES.iter().map(|f| f.wrong)) {
+            compile_changed(&search, architecture, wrong.0, wrong.1)?;
         }
         return Ok(());
     }
     let spec = builtin::spec()?;
     let mut trial = Trial::open(&search)?;
+    if given("--library").is_some() {
+        trial.use_library(&search)?;
+    }
     if given("--bench").is_some() {
         return bench::run(&mut trial, &spec, only, given("--sweep").is_some());
     }
@@ -66,8 +95,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         bench::synthetic(&mut trial, &spec, seed)?;
         writeln!(stdout(), "drawn weights                      equal to the host's")?;
     }
+    if given("--library").is_some() {
+        writeln!(stdout(), "{:<34} {} products by cuBLASLt", "of these", trial.products())?;
+    }
     let architecture = trial.architecture().to_owned();
     drop(trial);
+    let exchanges = || EXCHANGES.iter().filter(|f| only.is_none_or(|o| f.name.contains(o)));
+    failed += exchange_trials(&search, &architecture, exchanges(), seed, count)?;
     if given("--wrong").is_some() {
         for family in chosen() {
             let cubins = compile_changed(&search, &architecture, family.wrong.0, family.wrong.1)?;
@@ -76,6 +110,17 @@ fn main() -> Result<(), Box<dyn Error>> {
                 Ok(worst) => {
                     failed += 1;
                     format!("NOT NOTICED, greatest error {worst:.1e}")
+                }
+                Err(e) => format!("rejected: {e}"),
+            };
+            writeln!(stdout(), "wrong {:<28} {line}", family.name)?;
+        }
+        for family in exchanges() {
+            let cubins = compile_changed(&search, &architecture, family.wrong.0, family.wrong.1)?;
+            let line = match exchange::cases(&cubins, &search, family, seed, count)? {
+                Ok(()) => {
+                    failed += 1;
+                    "NOT NOTICED".to_owned()
                 }
                 Err(e) => format!("rejected: {e}"),
             };

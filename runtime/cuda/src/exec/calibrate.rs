@@ -68,7 +68,7 @@ pub struct Exchanges {
 }
 
 fn hold_launch(ns: u64) -> Launch {
-    Launch { source: "measure.cu", kernel: "hold", grid: (1, 1, 1), block: 32, shared_bytes: 0, args: vec![Arg::U64(ns)] }
+    Launch { source: "measure.cu", kernel: "hold", grid: (1, 1, 1), block: 32, shared_bytes: 0, args: vec![Arg::U64(ns)], product: None }
 }
 
 fn hold(gpu: &mut impl Gpu, time: Duration) -> Result<(), GpuError> {

@@ -3,10 +3,12 @@
 
 use super::compile::Cubins;
 use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Stream};
+use crate::cublaslt::{CublasLt, Products};
 use crate::device::Device;
+use crate::exec::ticket::Ticket;
 use crate::nccl::{Communicator, Handle, Nccl};
 use cudarc::driver::{DriverError, result, sys};
-use moetwin_kernels::launch::{Launch, SHARED_LIMIT_BYTES};
+use moetwin_kernels::launch::{DenseProduct, Launch, SHARED_LIMIT_BYTES};
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex};
@@ -20,6 +22,8 @@ const STREAMS: usize = 2;
 const SPIN: Duration = Duration::from_millis(5);
 /// How often a longer wait looks whether it is over.
 const POLL: Duration = Duration::from_micros(100);
+/// Where a window's word is that ends waits (`Control` in exchange.cu).
+const STOP_AT: u64 = 8;
 
 /// Handles of the communicators of a rank, by which another thread can abort them.
 pub(super) type Handles = Arc<Mutex<Vec<Arc<Handle>>>>;
@@ -35,6 +39,13 @@ pub struct DriverGpu {
     chained: [bool; STREAMS],
     communicators: BTreeMap<u32, Communicator>,
     handles: Handles,
+    /// What peers may map of this GPU, and what it maps of other processes.
+    published: Vec<sys::CUdeviceptr>,
+    opened: Vec<sys::CUdeviceptr>,
+    /// A stream on which waiting kernels are stopped, once there are windows for them.
+    stopper: Option<sys::CUstream>,
+    /// Products by cuBLASLt, where it is to be used.
+    products: Option<Products>,
     graphs: BTreeMap<usize, (sys::CUgraph, sys::CUgraphExec)>,
     /// Events behind the commands of the latest eager run, and how many of them it recorded.
     marks: Vec<sys::CUevent>,
@@ -70,6 +81,10 @@ impl DriverGpu {
             chained: [false; STREAMS],
             communicators: BTreeMap::new(),
             handles,
+            published: Vec::new(),
+            opened: Vec::new(),
+            stopper: None,
+            products: None,
             graphs: BTreeMap::new(),
             marks: Vec::new(),
             marked: 0,
@@ -86,6 +101,11 @@ impl DriverGpu {
             gpu.modules.insert(name, module);
         }
         Ok(gpu)
+    }
+    /// Lets cuBLASLt compute products of many rows.
+    pub(super) fn use_library(&mut self, table: Arc<CublasLt>) -> Result<(), GpuError> {
+        self.products = Some(Products::new(table)?);
+        Ok(())
     }
     /// Whether the latest operation of a stream is a kernel, so that the next kernel may begin while it ends.
     fn chain(&mut self, stream: Stream) -> &mut bool {
@@ -122,6 +142,34 @@ impl DriverGpu {
 }
 
 impl DriverGpu {
+    /// Maps memory of another GPU of this process.
+    fn enable(&self, ticket: &Ticket) -> Result<Result<Address, String>, GpuError> {
+        let own = self.device.as_ref().map_or(0, Device::ordinal) as i32;
+        let peer = ticket.ordinal as i32;
+        let mut can: i32 = 0;
+        // SAFETY: writes one int.
+        let code = unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, own, peer) };
+        code.result().map_err(failed("cuDeviceCanAccessPeer"))?;
+        if can == 0 {
+            return Ok(Err(format!("GPU {own} cannot map the memory of GPU {peer}")));
+        }
+        // SAFETY: the context is that of a rank of this process, open until all ranks have ended.
+        match unsafe { sys::cuCtxEnablePeerAccess(ticket.context as sys::CUcontext, 0) } {
+            sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(Ok(ticket.address)),
+            code => Ok(Err(format!("cuCtxEnablePeerAccess: {}", DriverError(code)))),
+        }
+    }
+    /// Maps memory of a GPU of another process of this host.
+    fn open_handle(&mut self, ticket: &Ticket) -> Result<Address, String> {
+        let reserved = ticket.handle.as_slice().try_into().map_err(|_| "its memory has no handle for other processes".to_owned())?;
+        let handle = sys::CUipcMemHandle { reserved };
+        let mut address: sys::CUdeviceptr = 0;
+        let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        // SAFETY: the handle is what the driver of this host gave another process; the call writes one address.
+        unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut address, handle, flags) }.result().map_err(|e| format!("cuIpcOpenMemHandle: {e}"))?;
+        self.opened.push(address);
+        Ok(address)
+    }
     /// Frees all memory; captured graphs that name it may not be replayed any more.
     pub(super) fn free_all(&mut self) {
         for address in self.allocations.clone() {
@@ -191,6 +239,16 @@ impl Gpu for DriverGpu {
             .result()
             .map_err(failed(format!("launching {}", launch.kernel)))
     }
+    fn plan_product(&mut self, product: &DenseProduct) -> Result<bool, GpuError> {
+        self.products.as_mut().map_or(Ok(false), |p| p.plan(product))
+    }
+    fn multiply(&mut self, stream: Stream, product: &DenseProduct, places: [Address; 4], workspace: Address) -> Result<bool, GpuError> {
+        let handle = self.stream(stream)?;
+        let issued = self.products.as_mut().map_or(Ok(false), |p| p.run(product, places, workspace, handle))?;
+        // A kernel of the library does not admit ours early, nor does it wait as ours do.
+        *self.chain(stream) &= !issued;
+        Ok(issued)
+    }
     fn record(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
         *self.chain(stream) = false;
         let (event, stream) = (self.event(event)?, self.stream(stream)?);
@@ -221,6 +279,42 @@ impl Gpu for DriverGpu {
             .get(&communicator)
             .ok_or_else(|| GpuError::new("NCCL", format!("communicator {communicator} is not connected")))?;
         made.run(stream, element, calls).map_err(|e| GpuError::new("NCCL", e.to_string()).of_peers())
+    }
+    fn publish(&mut self, bytes: u64) -> Result<(Address, Vec<u8>), GpuError> {
+        let address = self.allocate(bytes)?;
+        // SAFETY: allocated just now, of this size.
+        unsafe { result::memset_d8_sync(address, 0, bytes as usize) }.map_err(failed("memset"))?;
+        if self.stopper.is_none() {
+            self.stopper = Some(result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed("cuStreamCreate"))?);
+        }
+        self.published.push(address);
+        let mut context: sys::CUcontext = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        unsafe { sys::cuCtxGetCurrent(&raw mut context) }.result().map_err(failed("cuCtxGetCurrent"))?;
+        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: the address is the start of an allocation of this context. Where it cannot be exported, only other processes miss it.
+        let exported = unsafe { sys::cuIpcGetMemHandle(&raw mut handle, address) } == sys::CUresult::CUDA_SUCCESS;
+        let handle = if exported { handle.reserved.to_vec() } else { Vec::new() };
+        let ordinal = self.device.as_ref().map_or(0, Device::ordinal) as u64;
+        Ok((address, Ticket::of_this_process(context as u64, ordinal, address, handle).encode()))
+    }
+    fn map(&mut self, ticket: &[u8]) -> Result<Result<Address, String>, GpuError> {
+        let ticket = Ticket::decode(ticket).ok_or_else(|| GpuError::new("mapping a peer's memory", "its ticket cannot be read"))?;
+        match (ticket.is_of_this_process(), ticket.is_of_this_host()) {
+            (true, _) => self.enable(&ticket),
+            (false, true) => Ok(self.open_handle(&ticket)),
+            (false, false) => Ok(Err("a peer's GPU is on another host".to_owned())),
+        }
+    }
+    fn unmap(&mut self, address: Address) {
+        if let Some(i) = self.opened.iter().position(|a| *a == address) {
+            self.opened.remove(i);
+            // SAFETY: opened by this GPU and closed once, with every stream idle.
+            unsafe { sys::cuIpcCloseMemHandle(address) };
+        }
+    }
+    fn meet(&mut self, stream: Stream, _: u32, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
+        self.launch(stream, launch, args)
     }
     fn begin_capture(&mut self) -> Result<(), GpuError> {
         self.chained = [false; STREAMS];
@@ -313,6 +407,12 @@ impl Gpu for DriverGpu {
         Ok(())
     }
     fn abort(&mut self) {
+        // Kernels first: NCCL's abort may wait for the GPU, and so for a kernel that waits for a peer.
+        for (window, stopper) in self.published.iter().zip(std::iter::repeat(self.stopper)) {
+            let Some(stopper) = stopper else { continue };
+            // SAFETY: the third word of a window of this GPU; the driver takes so small a copy over before the call returns.
+            unsafe { result::memcpy_htod_async(window + STOP_AT, &[1u32], stopper) }.ok();
+        }
         for c in self.communicators.values_mut() {
             c.abort();
         }
@@ -345,6 +445,7 @@ impl Gpu for DriverGpu {
     fn free(&mut self, address: Address) {
         if let Some(i) = self.allocations.iter().rposition(|a| *a == address) {
             self.allocations.remove(i);
+            self.published.retain(|p| *p != address);
             // SAFETY: allocated by this GPU and freed once, with every stream idle.
             unsafe { result::free_sync(address) }.ok();
         }
@@ -352,6 +453,9 @@ impl Gpu for DriverGpu {
     fn close(&mut self) {
         self.graphs.keys().copied().collect::<Vec<_>>().into_iter().for_each(|g| self.destroy(Captured(g)));
         self.communicators.clear();
+        if let Some(products) = self.products.take() {
+            products.close();
+        }
         // SAFETY: each handle was made by this GPU and is destroyed once: the lists are emptied.
         unsafe {
             let stamps = std::mem::take(&mut self.stamps).into_values();
@@ -362,8 +466,15 @@ impl Gpu for DriverGpu {
             for module in std::mem::take(&mut self.modules).into_values() {
                 result::module::unload(module).ok();
             }
+            for address in std::mem::take(&mut self.opened) {
+                sys::cuIpcCloseMemHandle(address);
+            }
+            self.published.clear();
             for address in std::mem::take(&mut self.allocations) {
                 result::free_sync(address).ok();
+            }
+            if let Some(stream) = self.stopper.take() {
+                result::stream::destroy(stream).ok();
             }
             for stream in std::mem::take(&mut self.streams) {
                 result::stream::destroy(stream).ok();
@@ -373,9 +484,11 @@ impl Gpu for DriverGpu {
     }
     fn abandon(&mut self) {
         self.graphs.clear();
+        std::mem::forget(self.products.take());
         std::mem::forget(std::mem::take(&mut self.communicators));
         (self.events, self.marks, self.modules) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
         (self.allocations, self.streams, self.stamps) = (Vec::new(), Vec::new(), BTreeMap::new());
+        (self.opened, self.published, self.stopper) = (Vec::new(), Vec::new(), None);
         std::mem::forget(self.device.take());
     }
 }

@@ -3,7 +3,9 @@
 use super::compile::{Cubins, compile_all};
 use super::driver_gpu::{DriverGpu, Handles};
 use super::gpu::{AbortSignal, GpuError, Host};
+use crate::cublaslt::CublasLt;
 use crate::device::Driver;
+use crate::library::OpenError;
 use crate::nccl::Nccl;
 use crate::search::Search;
 use moetwin_models::RankId;
@@ -18,6 +20,7 @@ pub struct DriverHost {
     nccl: Option<Arc<Nccl>>,
     ordinals: BTreeMap<RankId, usize>,
     handles: BTreeMap<RankId, Handles>,
+    library: Option<Arc<CublasLt>>,
     start: Instant,
 }
 
@@ -44,7 +47,12 @@ impl DriverHost {
             _ => Some(Arc::new(Nccl::open(&search).map_err(|e| GpuError::new("NCCL", e.to_string()))?)),
         };
         let handles = ordinals.keys().map(|r| (*r, Handles::default())).collect();
-        Ok(Self { search, cubins, nccl, ordinals, handles, start: Instant::now() })
+        Ok(Self { search, cubins, nccl, ordinals, handles, library: None, start: Instant::now() })
+    }
+    /// Lets cuBLASLt compute products of many rows; why not, where it cannot be found.
+    pub fn use_library(&mut self) -> Result<(), OpenError> {
+        self.library = Some(Arc::new(CublasLt::open(&self.search)?));
+        Ok(())
     }
 }
 
@@ -57,7 +65,9 @@ impl Host for DriverHost {
         driver.device_count().map_err(wrong("driver"))?;
         let device = driver.device(*ordinal).map_err(wrong("device"))?;
         device.bind().map_err(wrong("device"))?;
-        DriverGpu::new(device, &self.cubins, self.nccl.clone(), Arc::clone(handles), abort)
+        let mut gpu = DriverGpu::new(device, &self.cubins, self.nccl.clone(), Arc::clone(handles), abort)?;
+        self.library.iter().try_for_each(|table| gpu.use_library(Arc::clone(table)))?;
+        Ok(gpu)
     }
     fn unique_id(&self) -> Result<Vec<u8>, GpuError> {
         let nccl = self.nccl.as_ref().ok_or_else(|| GpuError::new("NCCL", "not loaded, and several ranks need it"))?;

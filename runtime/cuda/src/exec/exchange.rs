@@ -1,13 +1,14 @@
 //! Which communicator calls and copies carry out a collective on one rank.
 
 use super::gpu::{Address, Call, Element, GpuError};
+use super::packed::{self, Packing, Sizes};
 use moetwin_kernels::launch::{Arg, Launch, element_of};
 use moetwin_kernels::reference::collective::held_ranges;
 use moetwin_models::{Graph, Node, Op, RankId, TensorId};
 
 /// A part of a collective, in order.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Part {
+pub(crate) enum Part {
     /// Calls of the group's communicator.
     Calls(Element, Vec<Call>),
     /// A copy on the device.
@@ -16,6 +17,23 @@ pub(super) enum Part {
     Fill { to: Address, byte: u8, bytes: u64 },
     /// A kernel on addresses.
     Kernel(Launch, Vec<u64>),
+    /// A kernel in which the members of the group wait for each other.
+    Meet(Launch, Vec<u64>),
+}
+
+impl Part {
+    /// What [`kernel`] has made.
+    pub(crate) fn kernel((launch, cells): (Launch, Vec<u64>)) -> Self {
+        Part::Kernel(launch, cells)
+    }
+}
+
+/// A kernel of exchange.cu on `grid` blocks of `block` threads, with its arguments and their values.
+pub(crate) fn kernel(name: &'static str, grid: [u64; 2], block: u32, args: Vec<(Arg, u64)>) -> Result<(Launch, Vec<u64>), GpuError> {
+    let blocks = |n: u64| u32::try_from(n).map_err(|e| GpuError::new(name, e.to_string()));
+    let (args, cells) = args.into_iter().unzip();
+    let grid = (blocks(grid[0])?, blocks(grid[1])?, 1);
+    Ok((Launch { source: "exchange.cu", kernel: name, grid, block, shared_bytes: 0, args, product: None }, cells))
 }
 
 /// Where a rank's operands, results and scratch memory are.
@@ -23,6 +41,48 @@ pub(super) struct Places<'a> {
     pub inputs: &'a [Address],
     pub outputs: &'a [Address],
     pub scratch: Address,
+    /// How rows of experts are packed, where they are.
+    pub packing: Option<Packing>,
+}
+
+/// The sizes of a dispatch or combine on a rank, where `capacity` rows are fewer than a rank may have; else its rows have slots of their own
+/// on every rank, and none can be missing.
+pub(crate) fn packed_sizes(graph: &Graph, node: &Node, rank: RankId, members: &[RankId], capacity: u64) -> Result<Option<Sizes>, GpuError> {
+    let (own, held) = match node.op {
+        Op::Dispatch => (node.inputs[0], node.outputs[0]),
+        Op::Combine => (node.outputs[0], node.inputs[0]),
+        _ => return Ok(None),
+    };
+    let planner = Planner { graph, node, rank, members };
+    let ids = if node.op == Op::Dispatch { node.inputs[1] } else { own };
+    let received = graph.local_sizes(held, rank).map_err(split)?[0];
+    let sizes = Sizes {
+        members: members.len() as u64,
+        index: members.iter().position(|m| *m == rank).unwrap_or(0) as u64,
+        rows: graph.local_sizes(own, rank).map_err(split)?[0],
+        slots: received / members.len() as u64,
+        hidden: planner.width(own, rank)?,
+        topk: planner.width(ids, rank)?,
+    };
+    Ok((capacity < sizes.slots).then_some(sizes))
+}
+
+/// The first expert of every member and one past the last, for a dispatch: a table that the kernels read.
+pub(crate) fn expert_bounds(graph: &Graph, dispatch: &Node, members: &[RankId]) -> Result<Vec<i32>, GpuError> {
+    let wrong = |what: &str| GpuError::new("packing rows", what);
+    let reads = |n: &Node| matches!(n.op, Op::Experts { .. }) && n.inputs.first() == dispatch.outputs.first();
+    let (_, experts) = graph.nodes.iter().find(|(_, n)| reads(n)).ok_or_else(|| wrong("no experts read what is dispatched"))?;
+    let mut bounds = Vec::with_capacity(members.len() + 1);
+    for &member in members {
+        let held = graph.local_shape(experts.inputs[3], member).map_err(split)?[0].clone();
+        let [start, end] = [held.start, held.end].map(|e| i32::try_from(e).unwrap_or(i32::MAX));
+        match bounds.last() {
+            None => bounds.extend([start, end]),
+            Some(&last) if last == start => bounds.push(end),
+            Some(_) => return Err(wrong("experts of the group's ranks do not follow each other")),
+        }
+    }
+    Ok(bounds)
 }
 
 /// The parts of `node`'s collective on `rank`, member number `index` of `members`; and the scratch bytes they use.
@@ -45,7 +105,11 @@ pub(super) fn parts(
             let kept = planner.elements(node.outputs[0], rank)?;
             planner.summed(kept, places, |to| planner.reduce_rows(places.inputs[0], to))
         }
-        Op::Dispatch => planner.dispatch(places).map(|p| (p, 0)),
+        Op::Dispatch => match places.packing {
+            Some(packing) => planner.packed_dispatch(places, &packing),
+            None => planner.dispatch(places).map(|p| (p, 0)),
+        },
+        Op::Combine if places.packing.is_some() => planner.packed_combine(places),
         Op::Combine => {
             let kept = planner.elements(node.outputs[0], rank)?;
             planner.summed(kept, places, |to| planner.combine(places, to))
@@ -186,6 +250,27 @@ impl Planner<'_> {
         }
         Ok(calls)
     }
+    fn packed_sizes(&self, packing: &Packing) -> Result<Sizes, GpuError> {
+        let sizes = packed_sizes(self.graph, self.node, self.rank, self.members, packing.capacity)?;
+        sizes.ok_or_else(|| GpuError::new(self.node.op.name(), "nothing has to be packed"))
+    }
+    fn packed_dispatch(&self, places: &Places<'_>, packing: &Packing) -> Result<(Vec<Part>, u64), GpuError> {
+        let elements = self.node.inputs.iter().map(|t| element_of(self.graph, *t));
+        if !elements.eq([Element::Bf16, Element::I32, Element::F32]) {
+            return Err(GpuError::new("dispatch", "has no packed form for these element types"));
+        }
+        let three = |list: &[Address]| -> Result<[Address; 3], GpuError> {
+            list.try_into().map_err(|_| GpuError::new("dispatch", "has three operands and three results"))
+        };
+        packed::dispatch(&self.packed_sizes(packing)?, packing, three(places.inputs)?, three(places.outputs)?, places.scratch)
+    }
+    fn packed_combine(&self, places: &Places<'_>) -> Result<(Vec<Part>, u64), GpuError> {
+        let packing = places.packing.unwrap_or_default();
+        if element_of(self.graph, self.node.inputs[0]) != Element::Bf16 {
+            return Err(GpuError::new("combine", "has no packed form for sums that are not bf16"));
+        }
+        packed::combine(&self.packed_sizes(&packing)?, &packing, places.inputs[0], places.outputs[0], places.scratch)
+    }
     fn slice(&self, dim: u8, places: &Places<'_>) -> Result<Vec<Part>, GpuError> {
         let (input, output) = (self.node.inputs[0], self.node.outputs[0]);
         let element = element_of(self.graph, input);
@@ -214,16 +299,14 @@ impl Planner<'_> {
 }
 
 /// f32 elements rounded to bf16.
-fn round(from: Address, to: Address, count: u64) -> Result<Part, GpuError> {
-    let blocks = u32::try_from(count.div_ceil(256).min(4096)).map_err(|e| GpuError::new("round", e.to_string()))?;
-    let args = vec![Arg::Scratch { offset: 0 }, Arg::Output(0), Arg::U64(count)];
-    let launch = Launch { source: "exchange.cu", kernel: "round_f32_bf16", grid: (blocks, 1, 1), block: 256, shared_bytes: 0, args };
-    Ok(Part::Kernel(launch, vec![from, to, count]))
+pub(crate) fn round(from: Address, to: Address, count: u64) -> Result<Part, GpuError> {
+    let args = vec![(Arg::Scratch { offset: 0 }, from), (Arg::Output(0), to), (Arg::U64(0), count)];
+    Ok(Part::kernel(kernel("round_f32_bf16", [count.div_ceil(256).min(4096), 1], 256, args)?))
 }
 
 /// Columns of bf16 matrices.
 #[expect(clippy::too_many_arguments, reason = "two matrices and a window, as the kernel takes them")]
-fn copy_columns(
+pub(crate) fn copy_columns(
     from: Address,
     to: Address,
     rows: u64,
@@ -233,9 +316,10 @@ fn copy_columns(
     to_column: u64,
     width: u64,
 ) -> Result<Part, GpuError> {
-    let int = |v: u64| u32::try_from(v).map(u64::from).map_err(|e| GpuError::new("copy_columns", e.to_string()));
-    let grid = (u32::try_from(rows).map_err(|e| GpuError::new("copy_columns", e.to_string()))?, 1, 1);
-    let args = vec![Arg::Input(0), Arg::Output(0)];
-    let launch = Launch { source: "exchange.cu", kernel: "copy_columns", grid, block: 256, shared_bytes: 0, args };
-    Ok(Part::Kernel(launch, vec![from, to, int(from_width)?, int(to_width)?, int(from_column)?, int(to_column)?, int(width)?]))
+    let int = |v: u64| i32::try_from(v).map(|i| (Arg::I32(i), v)).map_err(|e| GpuError::new("copy_columns", e.to_string()));
+    let mut args = vec![(Arg::Input(0), from), (Arg::Output(0), to)];
+    for v in [from_width, to_width, from_column, to_column, width] {
+        args.push(int(v)?);
+    }
+    Ok(Part::kernel(kernel("copy_columns", [rows, 1], 256, args)?))
 }

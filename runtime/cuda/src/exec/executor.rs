@@ -7,8 +7,9 @@ use super::inject::Injection;
 use super::measure::{RankTimes, Repetitions};
 use super::parts::{decode, encode, from_bytes};
 use super::progress::{Board, Doing, Failed, What};
-use super::rank::{Communicators, Membership, Notes, PartOfResult, RankFailure};
+use super::rank::{Communicators, Limits, Membership, Notes, PartOfResult, RankFailure};
 use super::weights::read_weight;
+use super::window::AllReduceBackend;
 use super::worker::{Event, Job, Start, Worker};
 use crate::link::Link;
 use moetwin_kernels::reference::Array;
@@ -19,7 +20,7 @@ use moetwin_runtime::weights::WeightSource;
 use moetwin_runtime::{Action, BufferId, Executor, Place, Program, ProgramKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 /// How to run on GPUs.
@@ -33,9 +34,35 @@ pub struct CudaOptions {
     pub graphs: bool,
     /// A fault to inject.
     pub inject: Option<Injection>,
+    /// Which code sums over ranks.
+    pub all_reduce: AllReduceBackend,
+    /// Rows that a rank may send to another one's experts in a pass: less is packed and sent, more is an error at the end of the pass. None
+    /// reserves room for all rows.
+    pub expert_capacity: Option<u32>,
+    /// Whether cuBLASLt computes products of many rows, where it is found.
+    pub library: bool,
+    /// Where choices are told that the user may want to know of.
+    pub remarks: Option<Sender<String>>,
     /// Where ranks are left out: how long a collective takes that the others are no part of. What it would bring is not there, so that
     /// only times mean anything.
     pub stand_in: Option<Duration>,
+}
+
+impl CudaOptions {
+    /// Everything as it is by default: captured, NCCL, our own kernels, no fault.
+    pub fn new(capacity: u32, deadline: Duration) -> Self {
+        Self {
+            capacity,
+            deadline,
+            graphs: true,
+            inject: None,
+            all_reduce: AllReduceBackend::Nccl,
+            expert_capacity: None,
+            library: false,
+            remarks: None,
+            stand_in: None,
+        }
+    }
 }
 
 /// After the first sign of a failure: how long others may take to report theirs, which may be the cause.
@@ -50,7 +77,7 @@ const LOADS: u32 = 2;
 
 /// Ranks on the GPUs of this host, all of them or this process's own.
 pub struct CudaExecutor<H: Host = DriverHost> {
-    options: CudaOptions,
+    pub(super) options: CudaOptions,
     host: Arc<H>,
     ranks: u32,
     workers: Vec<Worker>,
@@ -59,9 +86,17 @@ pub struct CudaExecutor<H: Host = DriverHost> {
     link: Option<Link>,
     failed: Option<Failed>,
     loaded: BTreeSet<(RankId, WeightRef)>,
-    communicators: BTreeMap<Vec<RankId>, u32>,
+    pub(super) communicators: BTreeMap<Vec<RankId>, u32>,
+    /// Groups that were asked for windows, and whether all their ranks have mapped them.
+    pub(super) windows: BTreeMap<Vec<RankId>, bool>,
+    /// What ranks said in answer to the latest job.
+    pub(super) words: BTreeMap<RankId, Vec<u8>>,
     programs: Vec<Arc<Program>>,
+    /// Passes so far, of each program and in all.
+    runs: Vec<u64>,
     passes: u64,
+    /// What all processes do since they last agreed: a rank's own note may still say what it did before.
+    phase: InitPhase,
 }
 
 fn device(failed: &Failed) -> ExecuteError {
@@ -73,7 +108,8 @@ impl CudaExecutor<DriverHost> {
     /// Opens a GPU a rank, rank `r` on the driver's GPU `r`. Errors say what is missing.
     pub fn open(ranks: u32, options: CudaOptions) -> Result<Self, ExecuteError> {
         let ordinals = (0..ranks).map(|r| (RankId(r), r as usize)).collect();
-        let host = DriverHost::open(ordinals, ranks).map_err(|e| opening(RankId(0), &e.to_string()))?;
+        let mut host = DriverHost::open(ordinals, ranks).map_err(|e| opening(RankId(0), &e.to_string()))?;
+        find_library(&mut host, &options);
         Self::on(host, (0..ranks).map(RankId).collect(), ranks, None, options)
     }
     /// Opens one GPU for one rank of `ranks`, the others of which are not there: see [`CudaOptions::stand_in`].
@@ -84,13 +120,26 @@ impl CudaExecutor<DriverHost> {
     /// Opens the GPU of this process's rank, one of `ranks`, the driver's number `ordinal`.
     pub fn open_one(rank: RankId, ordinal: usize, ranks: u32, link: Link, options: CudaOptions) -> Result<Self, ExecuteError> {
         match DriverHost::open(BTreeMap::from([(rank, ordinal)]), ranks) {
-            Ok(host) => Self::on(host, vec![rank], ranks, Some(link), options),
+            Ok(mut host) => {
+                find_library(&mut host, &options);
+                Self::on(host, vec![rank], ranks, Some(link), options)
+            }
             Err(e) => {
                 let failed = Failed::new(rank, &Doing::opening(), e.to_string());
                 link.report(&failed, false);
                 Err(device(&failed))
             }
         }
+    }
+}
+
+/// cuBLASLt, if it is asked for; without it our own kernels do its work, and the user is told.
+fn find_library(host: &mut DriverHost, options: &CudaOptions) {
+    if options.library
+        && let Err(e) = host.use_library()
+    {
+        let text = format!("products of many rows use our own kernels, not cuBLASLt: {e}");
+        options.remarks.as_ref().map(|r| r.send(text).ok());
     }
 }
 
@@ -113,8 +162,7 @@ impl<H: Host> CudaExecutor<H> {
             host: Arc::clone(&host),
             notes: notes.clone(),
             events: sender,
-            capacity: options.capacity,
-            deadline: options.deadline,
+            limits: Limits { capacity: options.capacity, deadline: options.deadline, expert_capacity: options.expert_capacity },
             injection: options.inject,
             stand_in: options.stand_in,
             alone: link.is_some(),
@@ -134,15 +182,19 @@ impl<H: Host> CudaExecutor<H> {
             failed: None,
             loaded: BTreeSet::new(),
             communicators: BTreeMap::new(),
+            windows: BTreeMap::new(),
+            words: BTreeMap::new(),
             programs: Vec::new(),
+            runs: Vec::new(),
             passes: 0,
+            phase: InitPhase::Open,
         };
         executor.answers(0)?;
         executor.agree("open", Vec::new(), LOAD)?;
         Ok(executor)
     }
 
-    fn send(&mut self, rank: RankId, job: Job) {
+    pub(super) fn send(&mut self, rank: RankId, job: Job) {
         if let Some(worker) = self.workers.iter_mut().find(|w| w.rank == rank) {
             worker.outstanding += 1;
             self.notes.board.tell(rank);
@@ -151,12 +203,12 @@ impl<H: Host> CudaExecutor<H> {
         }
     }
 
-    fn local(&self) -> Vec<RankId> {
+    pub(super) fn local(&self) -> Vec<RankId> {
         self.workers.iter().map(|w| w.rank).collect()
     }
 
     /// Waits until no rank has more than `allowed` jobs unanswered. The first failure ends the run.
-    fn answers(&mut self, allowed: u32) -> Result<BTreeMap<(RankId, BufferId), PartOfResult>, ExecuteError> {
+    pub(super) fn answers(&mut self, allowed: u32) -> Result<BTreeMap<(RankId, BufferId), PartOfResult>, ExecuteError> {
         if let Some(failed) = &self.failed {
             return Err(device(failed));
         }
@@ -164,9 +216,10 @@ impl<H: Host> CudaExecutor<H> {
         let end = self.host.now() + self.options.deadline;
         while self.workers.iter().any(|w| w.outstanding > allowed) {
             let failure = match self.next_event(end) {
-                Some(Event::Done(rank, list)) => {
+                Some(Event::Done(rank, answer)) => {
                     self.answered(rank);
-                    parts.extend(list.into_iter().map(|p| ((rank, p.buffer), p)));
+                    self.words.insert(rank, answer.words);
+                    parts.extend(answer.parts.into_iter().map(|p| ((rank, p.buffer), p)));
                     continue;
                 }
                 Some(Event::Failed(f) | Event::Elsewhere(f)) => Some(f),
@@ -200,7 +253,7 @@ impl<H: Host> CudaExecutor<H> {
     /// Ends the run: finds whose failure came first, and makes every wait give up. `first` is the first sign, nothing where the
     /// deadline has passed.
     fn fail(&mut self, first: Option<RankFailure>) -> ExecuteError {
-        let failed = self.placed(self.notes.board.all().first().map(|(_, doing)| doing.phase), first);
+        let failed = self.placed(first);
         self.notes.abort.raise();
         if let Some(link) = &self.link {
             link.report(&failed, false);
@@ -210,11 +263,11 @@ impl<H: Host> CudaExecutor<H> {
         error
     }
 
-    /// Blames, and says in which phase where only the end of a process is known: ranks go from phase to phase together.
-    fn placed(&mut self, phase: Option<InitPhase>, first: Option<RankFailure>) -> Failed {
+    /// Blames, and says in which phase where only the end of a process is known: processes go from phase to phase together.
+    fn placed(&mut self, first: Option<RankFailure>) -> Failed {
         let mut failed = self.blame(first);
         if failed.phase.is_empty() {
-            failed.phase = phase.map_or_else(String::new, |p| p.to_string());
+            failed.phase = self.phase.to_string();
         }
         failed
     }
@@ -302,7 +355,7 @@ impl<H: Host> CudaExecutor<H> {
 
     /// Puts something of every process together, in the order of their ranks; alone, it is this one's. Every process comes here at the
     /// same point, so that none goes on where another has failed.
-    fn agree(&mut self, what: &'static str, own: Vec<u8>, limit: Duration) -> Result<Vec<Vec<u8>>, ExecuteError> {
+    pub(super) fn agree(&mut self, what: &'static str, own: Vec<u8>, limit: Duration) -> Result<Vec<Vec<u8>>, ExecuteError> {
         if let Some(failed) = &self.failed {
             return Err(device(failed));
         }
@@ -316,7 +369,7 @@ impl<H: Host> CudaExecutor<H> {
     /// Communicators of a program, made where they are new, in the same order on every rank.
     fn connect(&mut self, program: &Program) -> Result<Communicators, ExecuteError> {
         if self.options.stand_in.is_some() {
-            return Ok(Communicators { groups: vec![0; program.groups.len()], world: 0 });
+            return Ok(Communicators { groups: vec![0; program.groups.len()], ..Communicators::default() });
         }
         let everyone: Vec<RankId> = program.ranks.ids().collect();
         let sends = program.ranks.iter().any(|(_, rp)| rp.commands.iter().any(|c| matches!(c.action, Action::Send { .. })));
@@ -347,8 +400,13 @@ impl<H: Host> CudaExecutor<H> {
             self.answers(0)?;
             self.communicators.insert(members.clone(), number);
         }
+        if self.options.all_reduce == AllReduceBackend::OneShot {
+            self.open_windows(program)?;
+        }
         let groups = program.groups.iter().map(|(_, g)| self.communicators[&g.ranks]).collect();
-        Ok(Communicators { groups, world: self.communicators.get(&everyone).copied().unwrap_or(0) })
+        let mapped = self.windows.iter().filter(|(_, mapped)| **mapped);
+        let one_shot = mapped.map(|(members, _)| self.communicators[members]).collect();
+        Ok(Communicators { groups, one_shot, world: self.communicators.get(&everyone).copied().unwrap_or(0) })
     }
 
     fn load_rank(&mut self, program: &Program, rank: RankId, weights: &dyn WeightSource) -> Result<(), ExecuteError> {
@@ -356,6 +414,7 @@ impl<H: Host> CudaExecutor<H> {
             return Ok(());
         }
         let mut any = false;
+        self.phase = InitPhase::Load;
         for (_, buffer) in program.ranks[rank].buffers.iter().filter(|(_, b)| b.place == Place::Weight) {
             let TensorKind::Weight(weight) = program.graph.tensors[buffer.tensor].kind else { continue };
             if !self.loaded.insert((rank, weight)) {
@@ -403,7 +462,9 @@ impl<H: Host> Executor for CudaExecutor<H> {
         }
         // Nobody connects before all have loaded: who waits for a communicator waits for nothing else.
         self.agree("load", Vec::new(), LOAD)?;
+        self.phase = InitPhase::Connect;
         let communicators = Arc::new(self.connect(&program)?);
+        self.phase = InitPhase::Allocate;
         let capture = self.options.graphs && program.graph.step.phase == Phase::Decode;
         let program = Arc::new(program);
         for rank in self.local() {
@@ -412,6 +473,7 @@ impl<H: Host> Executor for CudaExecutor<H> {
         self.answers(0)?;
         self.agree("allocate", Vec::new(), self.options.deadline)?;
         self.programs.push(program);
+        self.runs.push(0);
         Ok(ProgramKey(self.programs.len() - 1))
     }
 
@@ -425,6 +487,13 @@ impl<H: Host> Executor for CudaExecutor<H> {
         if self.link.is_some() {
             self.agree_on_pass(key, inputs)?;
         }
+        self.phase = match self.runs[key.0] {
+            _ if !self.options.graphs || program.graph.step.phase != Phase::Decode => InitPhase::Serve,
+            0 => InitPhase::WarmUp,
+            1 => InitPhase::Capture,
+            _ => InitPhase::Serve,
+        };
+        self.runs[key.0] += 1;
         let inputs = Arc::new(inputs.clone());
         for rank in self.local() {
             self.send(rank, Job::Run(key.0, Arc::clone(&inputs)));

@@ -1,13 +1,17 @@
 //! A recording fake of the driver and of NCCL. It stands below the executor, which does not know; it computes nothing, but it keeps what
 //! the driver would keep (memory, streams, captures, who has come to which collective) and writes down everything that would be wrong.
 
-use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Host, Stream};
+pub use super::fabric::{Fabric, LocalFabric};
+pub use super::fake_log::{Asked, FakeFault};
+
+use super::fabric::lock;
+use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Host, Stream, WORKSPACE_BYTES};
 use super::pace::{COPY_PS, Clocks, EXCHANGE_PS};
 use super::progress::Board;
-use moetwin_kernels::launch::{Arg, Launch};
+use moetwin_kernels::launch::{Arg, DenseProduct, Launch};
 use moetwin_models::RankId;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Between two looks of a wait.
@@ -18,87 +22,6 @@ const LEAP: Duration = Duration::from_secs(1);
 /// Looks after which time passes although a rank seems to run: some seconds.
 const MOST_LOOKS: u32 = 20_000;
 
-/// Who has come to what: the part of NCCL that spans ranks. Local to this process, or somewhere that several can reach.
-pub trait Fabric: Send + Sync {
-    /// Member `index` of `members` joins a communicator.
-    fn join(&self, id: u64, index: u32, members: u32);
-    /// Whether all have joined.
-    fn joined(&self, id: u64) -> bool;
-    /// A member comes to its `round`-th group of calls, described without addresses.
-    fn arrive(&self, id: u64, round: u64, index: u32, calls: &str);
-    /// Whether all members have come to a round; an error where they came with different calls.
-    fn complete(&self, id: u64, round: u64) -> Result<bool, String>;
-}
-
-/// A fabric of this process.
-#[derive(Debug, Default)]
-pub struct LocalFabric(Mutex<BTreeMap<u64, Club>>);
-
-/// A communicator: its size, who has joined, and who has come to which round with what.
-#[derive(Debug, Default)]
-struct Club {
-    members: u32,
-    joined: BTreeSet<u32>,
-    rounds: BTreeMap<u64, BTreeMap<u32, String>>,
-}
-
-fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Fabric for LocalFabric {
-    fn join(&self, id: u64, index: u32, members: u32) {
-        let mut clubs = lock(&self.0);
-        let club = clubs.entry(id).or_default();
-        club.members = members;
-        club.joined.insert(index);
-    }
-    fn joined(&self, id: u64) -> bool {
-        lock(&self.0).get(&id).is_some_and(|c| c.joined.len() == c.members as usize)
-    }
-    fn arrive(&self, id: u64, round: u64, index: u32, calls: &str) {
-        lock(&self.0).entry(id).or_default().rounds.entry(round).or_default().insert(index, calls.to_owned());
-    }
-    fn complete(&self, id: u64, round: u64) -> Result<bool, String> {
-        let clubs = lock(&self.0);
-        let Some(come) = clubs.get(&id).and_then(|c| c.rounds.get(&round)) else { return Ok(false) };
-        let first = come.values().next();
-        if let Some(other) = come.values().find(|c| Some(*c) != first) {
-            return Err(format!("round {round}: members come with {} and {other}", first.map_or("", String::as_str)));
-        }
-        Ok(clubs.get(&id).is_some_and(|c| come.len() == c.members as usize))
-    }
-}
-
-/// What was asked of a rank's GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
-    /// The GPU was opened.
-    Open,
-    /// Memory was reserved.
-    Allocate(Address),
-    /// A communicator was joined.
-    Connect(u32),
-    /// Anything that runs on a stream, or copies.
-    Work(&'static str),
-    /// A capture ended as this graph.
-    Captured(usize),
-    /// A graph was replayed.
-    Replay(usize),
-    /// All communication was ended.
-    Abort,
-    /// A graph was destroyed.
-    Destroy(usize),
-    /// A communicator was left.
-    Disconnect(u32),
-    /// Memory was freed.
-    Free(Address),
-    /// All was closed.
-    Close,
-    /// All was left behind.
-    Abandon,
-}
-
 /// What a rank waits for.
 #[derive(Clone, Debug)]
 enum Standing {
@@ -108,8 +31,8 @@ enum Standing {
     Joining(u64),
     /// For rounds to be complete; `stuck` adds that its own stream never ends.
     Rounds { rounds: Vec<(u64, u64)>, stuck: bool },
-    /// It is stalled on purpose.
-    Stalled,
+    /// It is stalled on purpose, until an abort or for ever.
+    Stalled { forever: bool },
 }
 
 #[derive(Debug, Default)]
@@ -117,6 +40,7 @@ struct State {
     log: Vec<(RankId, Asked)>,
     wrong: Vec<String>,
     standing: BTreeMap<RankId, Standing>,
+    aborts: BTreeMap<RankId, AbortSignal>,
     now: Duration,
     /// Looks at a standstill since time last passed.
     looks: u32,
@@ -134,6 +58,12 @@ pub struct FakeHost {
     stuck_kernel: Option<(RankId, u32)>,
     /// Bytes of memory of each GPU.
     memory_bytes: u64,
+    /// A rank that cannot map what others publish.
+    apart: Option<RankId>,
+    /// Whether there is a matrix library.
+    library: bool,
+    /// What a rank's kernel notes as wrong.
+    fault: Option<FakeFault>,
     /// Real time where there is a start, else virtual time, which passes only while every rank stands still.
     start: Option<Instant>,
 }
@@ -147,7 +77,16 @@ impl Default for FakeHost {
 impl FakeHost {
     /// GPUs on a fabric, in virtual time.
     pub fn new(fabric: Arc<dyn Fabric>) -> Self {
-        Self { state: Arc::default(), fabric, stuck_kernel: None, memory_bytes: 1 << 36, start: None }
+        Self {
+            state: Arc::default(),
+            fabric,
+            stuck_kernel: None,
+            memory_bytes: 1 << 36,
+            apart: None,
+            library: false,
+            fault: None,
+            start: None,
+        }
     }
     /// The same in real time, for ranks in several processes.
     pub fn in_real_time(self) -> Self {
@@ -156,6 +95,18 @@ impl FakeHost {
     /// A rank's stream stops for ever at its `kernel`-th launch.
     pub fn with_stuck_kernel(self, rank: RankId, kernel: u32) -> Self {
         Self { stuck_kernel: Some((rank, kernel)), ..self }
+    }
+    /// A rank cannot map what others publish.
+    pub fn with_rank_apart(self, rank: RankId) -> Self {
+        Self { apart: Some(rank), ..self }
+    }
+    /// GPUs with a matrix library.
+    pub fn with_library(self) -> Self {
+        Self { library: true, ..self }
+    }
+    /// A rank's kernel notes something as wrong.
+    pub fn with_fault(self, fault: FakeFault) -> Self {
+        Self { fault: Some(fault), ..self }
     }
     /// GPUs with this much memory.
     pub fn with_memory(self, memory_bytes: u64) -> Self {
@@ -185,7 +136,7 @@ impl FakeHost {
         match state.standing.get(&rank).unwrap_or(&Standing::Free) {
             Standing::Free => true,
             Standing::Joining(id) => self.fabric.joined(*id),
-            Standing::Rounds { stuck: true, .. } | Standing::Stalled => false,
+            Standing::Rounds { stuck: true, .. } | Standing::Stalled { .. } => false,
             Standing::Rounds { rounds, .. } => rounds.iter().all(|(id, round)| self.fabric.complete(*id, *round) != Ok(false)),
         }
     }
@@ -197,6 +148,7 @@ impl Host for FakeHost {
         let mut state = lock(&self.state);
         state.open += 1;
         state.log.push((rank, Asked::Open));
+        state.aborts.insert(rank, abort.clone());
         drop(state);
         Ok(FakeGpu {
             host: self.clone(),
@@ -204,6 +156,9 @@ impl Host for FakeHost {
             abort,
             next: (u64::from(rank.0) + 1) << 40,
             live: BTreeMap::new(),
+            mapped: Vec::new(),
+            products: BTreeSet::new(),
+            contents: BTreeMap::new(),
             communicators: BTreeMap::new(),
             pending: Vec::new(),
             marks: Vec::new(),
@@ -223,7 +178,7 @@ impl Host for FakeHost {
     }
     fn abort_stuck(&self, _: RankId) {}
     fn stall(&self, rank: RankId, until: Option<&AbortSignal>) {
-        self.stand(rank, Standing::Stalled);
+        self.stand(rank, Standing::Stalled { forever: until.is_none() });
         while !until.is_some_and(AbortSignal::is_raised) && !lock(&self.state).released {
             std::thread::sleep(POLL);
         }
@@ -240,7 +195,9 @@ impl Host for FakeHost {
         let mut state = lock(&self.state);
         let runs = |rank: RankId, idle: bool| match state.standing.get(&rank) {
             None | Some(Standing::Free) => !idle,
-            Some(_) => self.runs(&state, rank),
+            Some(Standing::Stalled { forever: true }) => false,
+            // After an abort every wait is about to be given up, as soon as its thread wakes.
+            Some(_) => state.aborts.get(&rank).is_some_and(AbortSignal::is_raised) || self.runs(&state, rank),
         };
         let any_runs = all.iter().any(|(rank, _)| runs(*rank, board.is_idle(*rank)));
         state.looks += 1;
@@ -267,6 +224,12 @@ pub struct FakeGpu {
     abort: AbortSignal,
     next: Address,
     live: BTreeMap<Address, u64>,
+    /// What it maps of peers.
+    mapped: Vec<Address>,
+    /// Products that were made ready.
+    products: BTreeSet<DenseProduct>,
+    /// The little that memory holds, else zeros.
+    contents: BTreeMap<Address, Vec<u8>>,
     /// By number: the id, this member's index, the next round.
     communicators: BTreeMap<u32, (u64, u32, u64)>,
     /// Rounds that the stream has not passed yet, in order.
@@ -313,6 +276,12 @@ impl FakeGpu {
         self.pending.push((*id, *round));
         *round += 1;
         Ok(())
+    }
+    fn note_fault(&mut self, launch: &Launch, args: &[u64]) {
+        let Some(fault) = self.host.fault.filter(|f| f.rank == self.rank && f.kernel == launch.kernel) else { return };
+        let Some(at) = launch.args.iter().position(|a| *a == Arg::Fault) else { return };
+        let record = [fault.what, args[at + 1] as u32, fault.member, fault.count];
+        self.contents.insert(args[at], record.iter().flat_map(|w| w.to_le_bytes()).collect());
     }
     fn kernel(&mut self) {
         self.kernels += 1;
@@ -380,6 +349,9 @@ impl Gpu for FakeGpu {
             self.wrong("reads results before the stream is idle".to_owned());
         }
         bytes.fill(0);
+        if let Some(held) = self.contents.get(&from) {
+            bytes.iter_mut().zip(held).for_each(|(to, from)| *to = *from);
+        }
         Ok(())
     }
     fn fill(&mut self, stream: Stream, to: Address, _: u8, bytes: u64) -> Result<(), GpuError> {
@@ -397,17 +369,78 @@ impl Gpu for FakeGpu {
     }
     fn launch(&mut self, stream: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
         self.work("launch");
+        self.asked(Asked::Launch(launch.kernel));
         self.clocks.kernel(stream, launch, args);
         for (arg, cell) in launch.args.iter().zip(args) {
-            if matches!(arg, Arg::Input(_) | Arg::Output(_) | Arg::Scratch { .. } | Arg::Table(_) | Arg::Sequences) {
+            if matches!(arg, Arg::Input(_) | Arg::Output(_) | Arg::Scratch { .. } | Arg::Table(_) | Arg::Sequences | Arg::Fault) {
                 self.within(launch.kernel, *cell, 0);
             }
         }
+        self.note_fault(launch, args);
         match &mut self.capturing {
             Some(recorded) => recorded.kernels += 1,
             None => self.kernel(),
         }
         Ok(())
+    }
+    fn publish(&mut self, bytes: u64) -> Result<(Address, Vec<u8>), GpuError> {
+        let address = self.allocate(bytes)?;
+        Ok((address, address.to_le_bytes().to_vec()))
+    }
+    fn map(&mut self, ticket: &[u8]) -> Result<Result<Address, String>, GpuError> {
+        self.work("map");
+        if self.host.apart == Some(self.rank) {
+            return Ok(Err("its GPU cannot map others' memory".to_owned()));
+        }
+        let address = ticket.first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
+        self.mapped.push(address);
+        self.asked(Asked::Map(address));
+        Ok(Ok(address))
+    }
+    fn unmap(&mut self, address: Address) {
+        self.asked(Asked::Unmap(address));
+        match self.mapped.iter().position(|a| *a == address) {
+            Some(i) => drop(self.mapped.remove(i)),
+            None => self.wrong(format!("{address:#x} is let go of, and was not mapped")),
+        }
+    }
+    fn meet(&mut self, stream: Stream, communicator: u32, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
+        self.launch(stream, launch, args)?;
+        self.asked(Asked::Meet(launch.kernel));
+        // Members must come with the same kernel, grid and numbers but for their own place.
+        let numbers = launch.args.iter().zip(args).filter(|(a, _)| matches!(a, Arg::U64(_))).map(|(_, cell)| *cell);
+        let text = format!("{} on {} blocks with {:?}", launch.kernel, launch.grid.0, numbers.collect::<Vec<_>>());
+        match &mut self.capturing {
+            Some(recorded) => {
+                recorded.rounds.push((communicator, text));
+                Ok(())
+            }
+            None => self.come(communicator, &text),
+        }
+    }
+    fn plan_product(&mut self, product: &DenseProduct) -> Result<bool, GpuError> {
+        if self.host.library {
+            self.products.insert(*product);
+        }
+        Ok(self.host.library)
+    }
+    fn multiply(&mut self, stream: Stream, product: &DenseProduct, places: [Address; 4], workspace: Address) -> Result<bool, GpuError> {
+        if !self.products.contains(product) {
+            return Ok(false);
+        }
+        self.work("product");
+        self.clocks.launched(stream, COPY_PS);
+        let [x, w, bias, y] = places;
+        let DenseProduct { rows, n, k, biased } = *product;
+        for (at, elements) in [(x, rows * k), (w, n * k), (y, rows * n), (bias, n)].into_iter().take(3 + usize::from(biased)) {
+            self.within("product", at, 2 * elements);
+        }
+        self.within("workspace", workspace, WORKSPACE_BYTES);
+        match &mut self.capturing {
+            Some(recorded) => recorded.kernels += 1,
+            None => self.kernel(),
+        }
+        Ok(true)
     }
     fn record(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
         self.work("record event");
@@ -469,8 +502,10 @@ impl Gpu for FakeGpu {
             };
             parts.into_iter().for_each(|p| self.within("communicate", p, count * element.bytes()));
         }
-        // Two members pass something on between them, whatever the others do.
-        if calls.iter().any(|c| matches!(c, Call::Send { .. } | Call::Receive { .. })) {
+        // Two members pass something on between them, whatever the others do; where one sends and receives at once, all of them do.
+        let sends = calls.iter().filter(|c| matches!(c, Call::Send { .. })).count();
+        let receives = calls.iter().filter(|c| matches!(c, Call::Receive { .. })).count();
+        if sends + receives > 0 && sends * receives == 0 {
             return Ok(());
         }
         let text = describe(element, calls);
@@ -547,7 +582,8 @@ impl Gpu for FakeGpu {
     }
     fn close(&mut self) {
         self.asked(Asked::Close);
-        if !self.live.is_empty() || !self.graphs.is_empty() || (!self.communicators.is_empty() && !self.aborted) {
+        if !self.live.is_empty() || !self.mapped.is_empty() || !self.graphs.is_empty() || (!self.communicators.is_empty() && !self.aborted)
+        {
             self.wrong("closed with memory, graphs or communicators in use".to_owned());
         }
         self.end();

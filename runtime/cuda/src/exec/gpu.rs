@@ -3,7 +3,7 @@
 pub use moetwin_kernels::launch::Element;
 
 use super::progress::Board;
-use moetwin_kernels::launch::Launch;
+use moetwin_kernels::launch::{DenseProduct, Launch};
 use moetwin_models::RankId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +14,9 @@ pub type Address = u64;
 
 /// A stream of a rank, by its number in the program.
 pub type Stream = u32;
+
+/// Workspace of products by a library: what NVIDIA advises for Hopper (cuBLAS 13.0, section on workspaces).
+pub const WORKSPACE_BYTES: u64 = 32 << 20;
 
 /// A captured graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +128,11 @@ pub trait Gpu {
     fn copy(&mut self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), GpuError>;
     /// Launches a kernel; `args` are its arguments as 8-byte cells, addresses resolved.
     fn launch(&mut self, stream: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError>;
+    /// Makes ready for a product of a matrix library, outside any capture; whether there is one that takes it.
+    fn plan_product(&mut self, product: &DenseProduct) -> Result<bool, GpuError>;
+    /// Computes a product by the library; `places` are x, w, the bias and y, `workspace` is the stream's own of [`WORKSPACE_BYTES`]. False
+    /// where it has not been made ready: then nothing was issued.
+    fn multiply(&mut self, stream: Stream, product: &DenseProduct, places: [Address; 4], workspace: Address) -> Result<bool, GpuError>;
     /// Records an event.
     fn record(&mut self, stream: Stream, event: u32) -> Result<(), GpuError>;
     /// Makes a stream wait for an event.
@@ -142,6 +150,15 @@ pub trait Gpu {
     fn connect(&mut self, communicator: u32, id: &[u8], index: u32, members: u32, deadline: Duration) -> Result<(), GpuError>;
     /// Runs calls of a communicator as one group.
     fn communicate(&mut self, stream: Stream, communicator: u32, element: Element, calls: &[Call]) -> Result<(), GpuError>;
+    /// Reserves zeroed memory that peers may map, and a ticket by which they find it. Its third word, once not zero, ends waits of kernels
+    /// that look at it ([`Gpu::abort`] sets it).
+    fn publish(&mut self, bytes: u64) -> Result<(Address, Vec<u8>), GpuError>;
+    /// Maps what a peer has published. Nothing is wrong where this GPU cannot: then the reason is returned.
+    fn map(&mut self, ticket: &[u8]) -> Result<Result<Address, String>, GpuError>;
+    /// Lets go of what [`Gpu::map`] gave.
+    fn unmap(&mut self, address: Address);
+    /// Launches a kernel in which all members of a communicator wait for each other.
+    fn meet(&mut self, stream: Stream, communicator: u32, launch: &Launch, args: &[u64]) -> Result<(), GpuError>;
     /// Starts capturing stream 0 and whatever joins it.
     fn begin_capture(&mut self) -> Result<(), GpuError>;
     /// Ends the capture.

@@ -3,7 +3,7 @@
 
 use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Stream};
 use super::progress::{Board, Doing};
-use moetwin_kernels::launch::Launch;
+use moetwin_kernels::launch::{DenseProduct, Launch};
 use moetwin_models::RankId;
 use moetwin_runtime::init::InitPhase;
 use std::fmt;
@@ -213,6 +213,14 @@ impl<G: Gpu> Gpu for Injecting<G> {
         self.saboteur.call("launch")?;
         self.gpu.launch(stream, launch, args)
     }
+    fn plan_product(&mut self, product: &DenseProduct) -> Result<bool, GpuError> {
+        self.saboteur.call("plan a product")?;
+        self.gpu.plan_product(product)
+    }
+    fn multiply(&mut self, stream: Stream, product: &DenseProduct, places: [Address; 4], workspace: Address) -> Result<bool, GpuError> {
+        self.saboteur.call("launch")?;
+        self.gpu.multiply(stream, product, places, workspace)
+    }
     fn record(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
         self.saboteur.call("record event")?;
         self.gpu.record(stream, event)
@@ -241,6 +249,21 @@ impl<G: Gpu> Gpu for Injecting<G> {
     fn communicate(&mut self, stream: Stream, communicator: u32, element: Element, calls: &[Call]) -> Result<(), GpuError> {
         self.saboteur.call("communicate")?;
         self.gpu.communicate(stream, communicator, element, calls)
+    }
+    fn publish(&mut self, bytes: u64) -> Result<(Address, Vec<u8>), GpuError> {
+        self.saboteur.call("publish memory")?;
+        self.gpu.publish(bytes)
+    }
+    fn map(&mut self, ticket: &[u8]) -> Result<Result<Address, String>, GpuError> {
+        self.saboteur.call("map a peer's memory")?;
+        self.gpu.map(ticket)
+    }
+    fn unmap(&mut self, address: Address) {
+        self.gpu.unmap(address);
+    }
+    fn meet(&mut self, stream: Stream, communicator: u32, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
+        self.saboteur.call("launch")?;
+        self.gpu.meet(stream, communicator, launch, args)
     }
     fn begin_capture(&mut self) -> Result<(), GpuError> {
         self.saboteur.call("begin capture")?;

@@ -120,7 +120,15 @@ impl<G: Gpu> Rank<G> {
     /// Keeps the first stream busy for some time.
     fn hold(&mut self, time: Duration) -> Result<(), GpuError> {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let launch = Launch { source: "measure.cu", kernel: "hold", grid: (1, 1, 1), block: 32, shared_bytes: 0, args: vec![Arg::U64(ns)] };
+        let launch = Launch {
+            source: "measure.cu",
+            kernel: "hold",
+            grid: (1, 1, 1),
+            block: 32,
+            shared_bytes: 0,
+            args: vec![Arg::U64(ns)],
+            product: None,
+        };
         self.gpu.launch(0, &launch, &[ns])
     }
 

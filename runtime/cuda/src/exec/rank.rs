@@ -1,7 +1,9 @@
 //! One rank: its memory, its programs, and carrying out their commands on its GPU.
 
-use super::exchange::{Part, Places, parts};
+use super::exchange::{Part, Places, packed_sizes, parts};
 use super::gpu::{AbortSignal, Address, Call, Captured, Gpu, GpuError};
+use super::packed::Packing;
+use super::peers::Shared;
 use super::progress::{Board, Doing, Failed, What};
 use super::weights::WeightLoad;
 use moetwin_kernels::launch::{Arg, Element, Launch, Launches, Table, element_of, launches};
@@ -46,17 +48,30 @@ pub(crate) struct RankFailure {
     pub drained: bool,
 }
 
+/// What every rank of a run is told of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// KV pool rows of each sequence.
+    pub capacity: u32,
+    /// Longest wait for anything.
+    pub deadline: Duration,
+    /// Rows that a rank may send to another one's experts, where that is not all of them.
+    pub expert_capacity: Option<u32>,
+}
+
 /// A rank and its GPU.
 pub(crate) struct Rank<G> {
     pub(super) gpu: G,
     pub(super) rank: RankId,
-    capacity: u32,
-    deadline: Duration,
+    pub(super) limits: Limits,
     pub(super) notes: Notes,
     /// What stands in for the other ranks' part of a collective, where only this one runs: so much time.
     pub(super) stand_in: Option<Duration>,
     /// Everything allocated, in order.
-    allocations: Vec<Address>,
+    pub(super) allocations: Vec<Address>,
+    pub(super) shared: Shared,
+    /// Workspace of each stream's products by a library, once there are any.
+    pub(super) workspaces: Option<[Address; STREAMS]>,
     communicators: Vec<u32>,
     graphs: Vec<Captured>,
     order: u32,
@@ -86,6 +101,8 @@ pub(super) struct Loaded {
     scratch: [Address; STREAMS],
     sequences: Address,
     replica_sequences: Address,
+    /// How rows of experts are packed, where they are.
+    pub(super) packing: Option<Packing>,
     capture: bool,
     pub(super) captured: Option<Captured>,
     warm: bool,
@@ -95,6 +112,8 @@ pub(super) struct Loaded {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Communicators {
     pub groups: Vec<u32>,
+    /// Those whose ranks have mapped each other's windows, all of them.
+    pub one_shot: Vec<u32>,
     pub world: u32,
 }
 
@@ -108,15 +127,16 @@ pub(crate) struct PartOfResult {
 }
 
 impl<G: Gpu> Rank<G> {
-    pub(crate) fn new(gpu: G, rank: RankId, capacity: u32, deadline: Duration, notes: Notes, stand_in: Option<Duration>) -> Self {
+    pub(crate) fn new(gpu: G, rank: RankId, limits: Limits, notes: Notes, stand_in: Option<Duration>) -> Self {
         Self {
             gpu,
             rank,
-            capacity,
-            deadline,
+            limits,
             notes,
             stand_in,
             allocations: Vec::new(),
+            shared: Shared::default(),
+            workspaces: None,
             communicators: Vec::new(),
             graphs: Vec::new(),
             order: u32::MAX,
@@ -169,6 +189,7 @@ impl<G: Gpu> Rank<G> {
         if !failed {
             communicators.into_iter().rev().for_each(|c| self.gpu.disconnect(c));
         }
+        self.shared.unmap(&mut self.gpu);
         for address in std::mem::take(&mut self.allocations).into_iter().rev() {
             self.gpu.free(address);
         }
@@ -176,7 +197,7 @@ impl<G: Gpu> Rank<G> {
     }
     /// The longest wait of the rank itself.
     pub(super) fn longest_wait(&self) -> Duration {
-        self.deadline * OWN_LIMIT
+        self.limits.deadline * OWN_LIMIT
     }
     pub(super) fn allocate(&mut self, bytes: u64) -> Result<Address, GpuError> {
         let address = self.gpu.allocate(bytes)?;
@@ -186,7 +207,7 @@ impl<G: Gpu> Rank<G> {
     pub(crate) fn connect(&mut self, memberships: &[Membership]) -> Result<(), GpuError> {
         for m in memberships {
             self.begin(InitPhase::Connect, What::Communicator(m.number), true);
-            self.gpu.connect(m.number, &m.id, m.index, m.members, self.deadline * OWN_LIMIT)?;
+            self.gpu.connect(m.number, &m.id, m.index, m.members, self.limits.deadline * OWN_LIMIT)?;
             self.communicators.push(m.number);
         }
         Ok(())
@@ -206,7 +227,7 @@ impl<G: Gpu> Rank<G> {
     pub(crate) fn finish_loading(&mut self) -> Result<(), GpuError> {
         // Which weight is late is known once the wait gives up, as with a pass.
         self.begin(InitPhase::Load, What::Named("wait for the weights"), true);
-        let waited = self.gpu.synchronize(self.deadline * OWN_LIMIT);
+        let waited = self.gpu.synchronize(self.limits.deadline * OWN_LIMIT);
         let loading = std::mem::take(&mut self.loading);
         if waited.is_err()
             && let Some(mark) = self.gpu.unfinished()
@@ -235,7 +256,7 @@ impl<G: Gpu> Rank<G> {
                     .get(w)
                     .ok_or_else(|| GpuError::new("weights", format!("{} is not loaded", graph.tensors[buffer.tensor].name)))?,
                 (Place::KvPool, TensorKind::Cache { layer }) => {
-                    let rows = graph.deployment.attention_sequences(&graph.step, self.rank).len() as u64 * u64::from(self.capacity);
+                    let rows = graph.deployment.attention_sequences(&graph.step, self.rank).len() as u64 * u64::from(self.limits.capacity);
                     let bytes = rows * buffer.sizes[1..].iter().product::<u64>() * element_of(graph, buffer.tensor).bytes();
                     match self.caches.get(layer) {
                         Some(&a) => a,
@@ -260,11 +281,15 @@ impl<G: Gpu> Rank<G> {
             scratch: [0; STREAMS],
             sequences,
             replica_sequences,
+            packing: None,
             capture,
             captured: None,
             warm: false,
         };
         self.begin(InitPhase::Allocate, What::Named("reserve scratch and tables"), false);
+        if let Some(capacity) = self.limits.expert_capacity {
+            loaded.packing = self.packing(&program, u64::from(capacity))?;
+        }
         for (stream, bytes) in scratch_bytes(&loaded, self.rank)?.into_iter().enumerate() {
             loaded.scratch[stream] = self.allocate(bytes)?;
         }
@@ -272,10 +297,8 @@ impl<G: Gpu> Rank<G> {
         for command in &rp.commands {
             if command.action == Action::Compute {
                 let plan = launches(graph, command.id.node, self.rank);
-                for arg in plan.iter().flat_map(|p| &p.launches).flat_map(|l| &l.args) {
-                    if let Arg::Table(table) = arg {
-                        self.table(table)?;
-                    }
+                for launch in plan.iter().flat_map(|p| &p.launches) {
+                    self.make_ready(launch)?;
                 }
             }
         }
@@ -320,12 +343,13 @@ impl<G: Gpu> Rank<G> {
             }
         }
         self.begin(phase, What::Named("wait for the pass"), true);
-        if let Err(e) = self.gpu.synchronize(self.deadline * OWN_LIMIT) {
+        if let Err(e) = self.gpu.synchronize(self.limits.deadline * OWN_LIMIT) {
             self.note_unfinished(loaded, phase, eager);
             return Err(e);
         }
         loaded.warm = true;
         self.begin(phase, What::Named("read results"), false);
+        self.check_device(loaded, phase)?;
         self.results(loaded)
     }
 
@@ -358,7 +382,7 @@ impl<G: Gpu> Rank<G> {
             let mut table = Vec::new();
             for i in range {
                 let s = inputs.sequences[i];
-                let cache_start = i.saturating_sub(own.start) as u32 * self.capacity;
+                let cache_start = i.saturating_sub(own.start) as u32 * self.limits.capacity;
                 table.extend([row, s.new, s.past, cache_start].map(|v| v as i32));
                 row += s.new;
             }
@@ -391,7 +415,7 @@ impl<G: Gpu> Rank<G> {
         let stream = command.stream.0;
         let inputs: Vec<Address> = command.reads.iter().map(|b| loaded.addresses[*b]).collect();
         let outputs: Vec<Address> = command.writes.iter().map(|b| loaded.addresses[*b]).collect();
-        let places = Places { inputs: &inputs, outputs: &outputs, scratch: loaded.scratch[stream as usize] };
+        let mut places = Places { inputs: &inputs, outputs: &outputs, scratch: loaded.scratch[stream as usize], packing: None };
         match command.action {
             Action::Compute if matches!(node.op, moetwin_models::Op::Slice { .. }) => {
                 let (list, _) = parts(graph, node, self.rank, &[], &places)?;
@@ -403,9 +427,15 @@ impl<G: Gpu> Rank<G> {
             }
             Action::Collective { group, .. } => {
                 let members = &loaded.program.groups[group].ranks;
-                let (list, _) = parts(graph, node, self.rank, members, &places)?;
+                let communicator = loaded.communicators.groups[group.0 as usize];
+                places.packing = self.packing_of(loaded, command.id.node, members)?;
+                let (mut list, _) = parts(graph, node, self.rank, members, &places)?;
+                // Calls of one communicator share its window, so they must be ordered: by one stream.
+                if stream == 0 && loaded.communicators.one_shot.contains(&communicator) {
+                    self.take_one_shot(communicator, command.id.node, &mut list)?;
+                }
                 let index = members.iter().position(|m| *m == self.rank).unwrap_or(0) as u32;
-                self.carry_out(stream, loaded.communicators.groups[group.0 as usize], index, list)
+                self.carry_out(stream, communicator, index, list)
             }
             Action::Send { .. } | Action::Receive { .. } if self.stand_in.is_some() => self.stand_in_for(stream, &[]),
             Action::Send { to } => {
@@ -432,6 +462,7 @@ impl<G: Gpu> Rank<G> {
                 Part::Copy { from, to, bytes } => self.gpu.copy(stream, from, to, bytes)?,
                 Part::Fill { to, byte, bytes } => self.gpu.fill(stream, to, byte, bytes)?,
                 Part::Kernel(launch, args) => self.gpu.launch(stream, &launch, &args)?,
+                Part::Meet(launch, args) => self.gpu.meet(stream, communicator, &launch, &args)?,
             }
         }
         Ok(())
@@ -445,7 +476,8 @@ impl<G: Gpu> Rank<G> {
             // 256 threads of 16 bytes a block, no more blocks than multiprocessors.
             let blocks = bytes.div_ceil(4096).clamp(1, 128) as u32;
             let args = vec![Arg::U64(from), Arg::U64(to), Arg::U64(bytes), Arg::U64(ns)];
-            let launch = Launch { source: "measure.cu", kernel: "stand_in", grid: (blocks, 1, 1), block: 256, shared_bytes: 0, args };
+            let launch =
+                Launch { source: "measure.cu", kernel: "stand_in", grid: (blocks, 1, 1), block: 256, shared_bytes: 0, args, product: None };
             self.gpu.launch(stream, &launch, &[from, to, bytes, ns])?;
             ns = 0;
         }
@@ -484,18 +516,24 @@ impl<G: Gpu> Rank<G> {
                             loaded.replica_sequences
                         }
                     }
+                    Arg::Fault => self.shared.fault.unwrap_or(0),
                     Arg::Null => 0,
                     Arg::I32(v) => u64::from(*v as u32),
                     Arg::U64(v) => *v,
                     Arg::F32(v) => u64::from(v.to_bits()),
                 });
             }
+            if let (Some(product), Some(workspaces), &[x, w, bias, y, ..]) = (&launch.product, self.workspaces, cells.as_slice())
+                && self.gpu.multiply(stream, product, [x, w, bias, y], workspaces[stream as usize])?
+            {
+                continue;
+            }
             self.gpu.launch(stream, launch, &cells)?;
         }
         Ok(())
     }
 
-    fn table(&mut self, table: &Table) -> Result<Address, GpuError> {
+    pub(super) fn table(&mut self, table: &Table) -> Result<Address, GpuError> {
         if let Some((_, address)) = self.tables.iter().find(|(t, _)| t == table) {
             return Ok(*address);
         }
@@ -553,8 +591,11 @@ fn scratch_bytes(loaded: &Loaded, rank: RankId) -> Result<[u64; STREAMS], GpuErr
             }
             Action::Collective { group, .. } => {
                 let zero: Vec<Address> = vec![0; node.inputs.len().max(node.outputs.len())];
-                let places = Places { inputs: &zero, outputs: &zero, scratch: 0 };
-                parts(graph, node, rank, &loaded.program.groups[group].ranks, &places)?.1
+                let members = &loaded.program.groups[group].ranks;
+                let packs = |p: &Packing| Ok::<_, GpuError>(packed_sizes(graph, node, rank, members, p.capacity)?.map(|_| *p));
+                let packing = loaded.packing.as_ref().map(packs).transpose()?.flatten();
+                let places = Places { inputs: &zero[..node.inputs.len()], outputs: &zero[..node.outputs.len()], scratch: 0, packing };
+                parts(graph, node, rank, members, &places)?.1
             }
             _ => 0,
         };

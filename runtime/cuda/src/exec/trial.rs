@@ -2,10 +2,11 @@
 
 use super::compile::{Cubins, compile_all};
 use super::driver_gpu::{DriverGpu, Handles};
-use super::gpu::{AbortSignal, Address, Captured, Gpu, GpuError};
+use super::gpu::{AbortSignal, Address, Captured, Gpu, GpuError, WORKSPACE_BYTES};
 use super::parts::{from_bytes, to_bytes};
 use super::rank::PartOfResult;
 use super::weights::{WeightLoad, read_weight};
+use crate::cublaslt::CublasLt;
 use crate::device::{Device, Driver};
 use crate::search::Search;
 use moetwin_kernels::launch::storage::{Packed, Storage, storage_of, to_tiles};
@@ -14,6 +15,7 @@ use moetwin_kernels::reference::{Array, CacheSlot};
 use moetwin_models::{Graph, NodeId, RankId, TensorId, TensorKind};
 use moetwin_runtime::BufferId;
 use moetwin_runtime::weights::WeightSource;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The only rank.
@@ -35,6 +37,9 @@ pub enum Operand {
 pub struct Trial {
     gpu: DriverGpu,
     architecture: String,
+    library: Option<Arc<CublasLt>>,
+    workspace: Option<Address>,
+    products: u64,
 }
 
 /// An op whose operands are on the device.
@@ -62,17 +67,36 @@ impl Trial {
     pub fn with(search: &Search, cubins: &Cubins) -> Result<Self, GpuError> {
         let (device, architecture) = first_gpu(search)?;
         device.bind().map_err(|e| wrong("device")(e.to_string()))?;
-        Ok(Self { gpu: DriverGpu::new(device, cubins, None, Handles::default(), AbortSignal::default())?, architecture })
+        Ok(Self {
+            gpu: DriverGpu::new(device, cubins, None, Handles::default(), AbortSignal::default())?,
+            architecture,
+            library: None,
+            workspace: None,
+            products: 0,
+        })
     }
     /// The architecture that kernels are compiled for, `90a` for Hopper.
     pub fn architecture(&self) -> &str {
         &self.architecture
     }
 
+    /// Lets cuBLASLt compute the products that are offered to it from now on.
+    pub fn use_library(&mut self, search: &Search) -> Result<(), GpuError> {
+        let table = Arc::new(CublasLt::open(search).map_err(|e| wrong("cuBLASLt")(e.to_string()))?);
+        self.gpu.use_library(Arc::clone(&table))?;
+        self.library = Some(table);
+        Ok(())
+    }
+    /// Products that the library has computed.
+    pub fn products(&self) -> u64 {
+        self.products
+    }
+
     /// Frees what was placed; nothing placed before may be used again.
     pub fn free_all(&mut self) -> Result<(), GpuError> {
         self.gpu.synchronize(DEADLINE)?;
         self.gpu.free_all();
+        self.workspace = None;
         Ok(())
     }
 
@@ -139,6 +163,14 @@ impl Trial {
 
     fn place_at(&mut self, graph: &Graph, node: NodeId, inputs: Vec<Address>, sequences: &[CacheSlot]) -> Result<Placed, GpuError> {
         let plan = launches(graph, node, RANK).map_err(|e| wrong("launch")(e.to_string()))?;
+        for launch in &plan.launches {
+            if let Some(product) = &launch.product
+                && self.gpu.plan_product(product)?
+                && self.workspace.is_none()
+            {
+                self.workspace = Some(self.gpu.allocate(WORKSPACE_BYTES)?);
+            }
+        }
         let mut outputs = Vec::new();
         for &tensor in &graph.nodes[node].outputs {
             let storage = graph.storage(tensor);
@@ -182,6 +214,12 @@ impl Trial {
     pub fn issue(&mut self, placed: &Placed) -> Result<(), GpuError> {
         for launch in &placed.plan.launches {
             let cells: Vec<u64> = launch.args.iter().map(|a| placed.cell(a)).collect();
+            if let (Some(product), Some(workspace), &[x, w, bias, y, ..]) = (&launch.product, self.workspace, cells.as_slice())
+                && self.gpu.multiply(0, product, [x, w, bias, y], workspace)?
+            {
+                self.products += 1;
+                continue;
+            }
             self.gpu.launch(0, launch, &cells)?;
         }
         Ok(())
@@ -264,7 +302,8 @@ impl Placed {
             Arg::Scratch { offset } => self.scratch + offset,
             Arg::Table(table) => self.tables.iter().find(|(t, _)| t == table).map_or(0, |(_, a)| *a),
             Arg::Sequences => self.sequences,
-            Arg::Null => 0,
+            // No op of a single rank has anything to report.
+            Arg::Fault | Arg::Null => 0,
             Arg::I32(v) => u64::from(*v as u32),
             Arg::U64(v) => *v,
             Arg::F32(v) => u64::from(v.to_bits()),
@@ -282,7 +321,7 @@ fn output_bytes(graph: &Graph, tensor: TensorId) -> Result<u64, GpuError> {
 }
 
 /// The driver's first GPU and the architecture-specific target for it.
-fn first_gpu(search: &Search) -> Result<(Device, String), GpuError> {
+pub(super) fn first_gpu(search: &Search) -> Result<(Device, String), GpuError> {
     let driver = Driver::open(search).map_err(|e| wrong("driver")(e.to_string()))?;
     driver.device_count().map_err(|e| wrong("driver")(e.to_string()))?;
     let device = driver.device(0).map_err(|e| wrong("device")(e.to_string()))?;

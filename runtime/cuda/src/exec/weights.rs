@@ -135,7 +135,8 @@ impl WeightLoad {
 
 fn launch<G: Gpu>(gpu: &mut G, kernel: &'static str, threads: u64, args: &[u64]) -> Result<(), GpuError> {
     let blocks = threads.div_ceil(u64::from(BLOCK)).clamp(1, MOST_BLOCKS) as u32;
-    let launch = Launch { source: "synthetic.cu", kernel, grid: (blocks, 1, 1), block: BLOCK, shared_bytes: 0, args: Vec::new() };
+    let launch =
+        Launch { source: "synthetic.cu", kernel, grid: (blocks, 1, 1), block: BLOCK, shared_bytes: 0, args: Vec::new(), product: None };
     gpu.launch(0, &launch, args)
 }
 

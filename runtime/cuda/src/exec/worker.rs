@@ -4,7 +4,7 @@ use super::gpu::{Gpu, GpuError, Host};
 use super::inject::{Injecting, Injection, Saboteur};
 use super::measure::{RankTimes, Repetitions};
 use super::progress::{Doing, Failed};
-use super::rank::{Communicators, Membership, Notes, PartOfResult, Rank, RankFailure};
+use super::rank::{Communicators, Limits, Membership, Notes, PartOfResult, Rank, RankFailure};
 use super::weights::WeightLoad;
 use moetwin_models::{RankId, WeightRef};
 use moetwin_runtime::Program;
@@ -19,6 +19,10 @@ use std::time::Duration;
 /// What a rank is told. Each is answered once.
 pub(crate) enum Job {
     Connect(Vec<Membership>),
+    /// Publish a window for a communicator's group of so many members; answered with its ticket.
+    Publish(u32, usize),
+    /// Map the windows of a communicator's group, as the member of this index; answered with why not, if not.
+    Map(u32, usize, Arc<Vec<Vec<u8>>>),
     Load(WeightRef, WeightLoad),
     FinishLoading,
     Add(Arc<Program>, Arc<Communicators>, bool),
@@ -27,10 +31,19 @@ pub(crate) enum Job {
     Measure(usize, Arc<StepInputs>, Repetitions, Sender<RankTimes>),
 }
 
+/// What a job gives.
+#[derive(Default)]
+pub(crate) struct Answer {
+    /// The rank's parts of a pass's results.
+    pub parts: Vec<PartOfResult>,
+    /// A ticket, or a refusal.
+    pub words: Vec<u8>,
+}
+
 /// What a rank's thread, or another process, has to say.
 pub(crate) enum Event {
     /// The GPU is open, or a job is done.
-    Done(RankId, Vec<PartOfResult>),
+    Done(RankId, Answer),
     /// A rank of this process has failed; it obeys nothing more.
     Failed(RankFailure),
     /// A rank's thread has closed everything it could and ends.
@@ -53,8 +66,7 @@ pub(crate) struct Start<H> {
     pub host: Arc<H>,
     pub notes: Notes,
     pub events: Sender<Event>,
-    pub capacity: u32,
-    pub deadline: Duration,
+    pub limits: Limits,
     pub injection: Option<Injection>,
     /// What stands in for the other ranks, where only some run.
     pub stand_in: Option<Duration>,
@@ -85,7 +97,7 @@ impl Worker {
 }
 
 fn live<H: Host>(rank: RankId, start: Start<H>, inbox: &Receiver<Job>) {
-    let Start { host, notes, events, capacity, deadline, injection, stand_in, alone } = start;
+    let Start { host, notes, events, limits, injection, stand_in, alone } = start;
     let (stalling, abort) = (Arc::clone(&host), notes.abort.clone());
     let stall = Box::new(move |until: Option<&_>| stalling.stall(rank, until));
     let mut saboteur = Saboteur::new(rank, injection, notes.board.clone(), abort.clone(), stall, alone);
@@ -103,8 +115,8 @@ fn live<H: Host>(rank: RankId, start: Start<H>, inbox: &Receiver<Job>) {
         Ok(Err(e)) => return failed(e.to_string()),
         Err(panic) => return failed(message(panic)),
     };
-    let mut state = Rank::new(Injecting::new(gpu, saboteur), rank, capacity, deadline, notes.clone(), stand_in);
-    events.send(Event::Done(rank, Vec::new())).ok();
+    let mut state = Rank::new(Injecting::new(gpu, saboteur), rank, limits, notes.clone(), stand_in);
+    events.send(Event::Done(rank, Answer::default())).ok();
     state.rest();
     let whole = serve(&mut state, rank, inbox, &events);
     // A panic while closing leaves to the process what was not freed.
@@ -115,8 +127,8 @@ fn live<H: Host>(rank: RankId, start: Start<H>, inbox: &Receiver<Job>) {
 fn serve<G: Gpu>(rank: &mut Rank<G>, id: RankId, inbox: &Receiver<Job>, events: &Sender<Event>) -> bool {
     for job in inbox {
         let problem = match catch_unwind(AssertUnwindSafe(|| obey(rank, job))) {
-            Ok(Ok(parts)) => {
-                events.send(Event::Done(id, parts)).ok();
+            Ok(Ok(answer)) => {
+                events.send(Event::Done(id, answer)).ok();
                 rank.rest();
                 continue;
             }
@@ -129,17 +141,22 @@ fn serve<G: Gpu>(rank: &mut Rank<G>, id: RankId, inbox: &Receiver<Job>, events: 
     true
 }
 
-fn obey<G: Gpu>(rank: &mut Rank<G>, job: Job) -> Result<Vec<PartOfResult>, GpuError> {
+fn obey<G: Gpu>(rank: &mut Rank<G>, job: Job) -> Result<Answer, GpuError> {
+    let words = |words: Vec<u8>| Answer { words, ..Answer::default() };
     match job {
         Job::Connect(memberships) => rank.connect(&memberships)?,
+        Job::Publish(communicator, members) => return rank.publish(communicator, members).map(words),
+        Job::Map(communicator, index, tickets) => {
+            return rank.map(communicator, index, &tickets).map(|refusal| words(refusal.unwrap_or_default().into_bytes()));
+        }
         Job::Load(weight, load) => rank.load(weight, &load)?,
         Job::FinishLoading => rank.finish_loading()?,
         Job::Add(program, communicators, capture) => rank.add(program, communicators, capture)?,
-        Job::Run(key, inputs) => return rank.run(key, &inputs),
+        Job::Run(key, inputs) => return rank.run(key, &inputs).map(|parts| Answer { parts, ..Answer::default() }),
         // Who asked waits for the answer of every rank first.
         Job::Measure(key, inputs, often, to) => to.send(rank.measure(key, &inputs, often)?).unwrap_or_default(),
     }
-    Ok(Vec::new())
+    Ok(Answer::default())
 }
 
 /// What a panic said.

@@ -52,7 +52,7 @@ pub(crate) fn programs(spec: &ModelSpec, deployment: &Deployment) -> (Program, P
 
 /// Options with a deadline of this many seconds.
 pub(crate) fn options(seconds: u64, inject: Option<Injection>) -> CudaOptions {
-    CudaOptions { capacity: CAPACITY, deadline: Duration::from_secs(seconds), graphs: true, inject, stand_in: None }
+    CudaOptions { inject, ..CudaOptions::new(CAPACITY, Duration::from_secs(seconds)) }
 }
 
 /// Everything a run does: open, load, prepare, prefill, and three decode passes (eager, captured, replayed).
@@ -86,4 +86,9 @@ pub(crate) fn serve_here(
     programs: &(Program, Program),
 ) -> Result<(), ExecuteError> {
     serve(host.clone(), (0..8).map(RankId).collect(), None, options(10, inject), spec, programs)
+}
+
+/// Eight ranks that share every product, with a sum behind each.
+pub(crate) fn summing() -> Deployment {
+    Deployment { tp: 8, ep: 8, ..Deployment::default() }
 }

@@ -46,10 +46,19 @@ pub fn is_fp8(kv_dtype: &str) -> bool {
     kv_dtype.starts_with("fp8") || kv_dtype == "int8"
 }
 
+/// Bytes of an element; four bits have an 8-bit scale for every 16.
+fn element_bytes(kv_dtype: &str) -> f64 {
+    match kv_dtype {
+        fp8 if is_fp8(fp8) => 1.0,
+        fp4 if fp4.contains("fp4") => 0.5 + 1.0 / 16.0,
+        _ => 2.0,
+    }
+}
+
 /// The cost on the rank that holds most layers; `None` where the model's shape is not known.
 pub fn cost(settings: &Settings, model: &Model) -> Option<Cost> {
     let layers = model.layers?;
-    let bytes = if is_fp8(&settings.kv_dtype) { 1.0 } else { 2.0 };
+    let bytes = element_bytes(&settings.kv_dtype);
     let stage = super::weights::stages(usize::try_from(layers.min(4096)).ok()?, settings.pp, settings.env("VLLM_PP_LAYER_PARTITION"));
     let share = stage.iter().copied().max()? as f64 / layers.max(1) as f64;
     let mut cost = if let Some((c4, c128)) = model.shape.compressed {

@@ -144,7 +144,13 @@ fn model_backends(d: &mut Draft<'_>) {
     let given = d.word("--moe-runner-backend").map(str::to_owned);
     d.settings.moe_backend = given.filter(|b| b != "auto").unwrap_or_else(|| {
         let choice = backends::sglang_moe(d.model, &d.settings, d.hardware);
-        d.settings.writes.push(crate::settings::Write { field: "moe_backend", value: choice.name.to_owned(), by: choice.why.to_owned() });
+        if d.model.moe {
+            d.settings.writes.push(crate::settings::Write {
+                field: "moe_backend",
+                value: choice.name.to_owned(),
+                by: choice.why.to_owned(),
+            });
+        }
         choice.name.to_owned()
     });
     let given = d.word("--attention-backend").or(d.word("--decode-attention-backend")).map(str::to_owned);

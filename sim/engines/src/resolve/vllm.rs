@@ -140,7 +140,9 @@ fn choose(d: &mut Draft<'_>) {
     let given = d.word("--moe-backend").filter(|b| *b != "auto").map(str::to_owned);
     d.settings.moe_backend = given.unwrap_or_else(|| {
         let choice = backends::vllm_moe(d.model, &d.settings, d.hardware);
-        d.settings.writes.push(Write { field: "moe_backend", value: choice.name.to_owned(), by: choice.why.to_owned() });
+        if d.model.moe {
+            d.settings.writes.push(Write { field: "moe_backend", value: choice.name.to_owned(), by: choice.why.to_owned() });
+        }
         choice.name.to_owned()
     });
     if !d.settings.has("--block-size") {

@@ -37,6 +37,13 @@ pub(super) const RULES: &[Rule] = &[
         check: e5m2,
     },
     Rule {
+        name: "fp4_cache_supports_architecture",
+        engine: VLLM,
+        range: Range::since("0.21.0"),
+        source: "vLLM issue 43562: trtllm-gen FP4 attention exists for SM100 and SM103; pull request 43669 refuses others at start, its release is assumed (0.23.0)",
+        check: fp4_cache,
+    },
+    Rule {
         name: "layer_partition_has_a_number_a_stage",
         engine: VLLM,
         range: Range::ALL,
@@ -170,6 +177,21 @@ fn e5m2(launch: &Launch<'_>) -> Vec<Finding> {
     let message = "--kv-cache-dtype fp8_e5m2 is not supported with an FP8 checkpoint: its scales are for e4m3".to_owned();
     let finding = Finding::fails(Phase::Load, Kind::FlagConflict, "cache_type_fits_checkpoint", message).argument("--kv-cache-dtype");
     vec![finding.fix(Fix::set("--kv-cache-dtype", "fp8_e4m3")).fix(Fix::remove("--kv-cache-dtype"))]
+}
+
+fn fp4_cache(launch: &Launch<'_>) -> Vec<Finding> {
+    let sm = launch.sm();
+    if launch.settings.kv_dtype != "nvfp4" || sm == 0 || matches!(sm, 100 | 103) {
+        return Vec::new();
+    }
+    let refused = launch.settings.version.at_least("0.23.0") || sm < 100;
+    let when = if refused { "refused at start" } else { "accepted, and the engine dies of the first request" };
+    let message = format!("--kv-cache-dtype nvfp4 has attention kernels for SM100 and SM103 only; on SM{sm} it is {when}");
+    let phase = if refused { Phase::Init } else { Phase::Serve };
+    let finding = Finding::fails(phase, Kind::UnsupportedArch, "fp4_cache_supports_architecture", message)
+        .outcome(if refused { Outcome::Fails } else { Outcome::ServeFails })
+        .argument("--kv-cache-dtype");
+    vec![finding.fix(Fix::set("--kv-cache-dtype", "fp8")).fix(Fix::remove("--kv-cache-dtype"))]
 }
 
 fn partition(launch: &Launch<'_>) -> Vec<Finding> {

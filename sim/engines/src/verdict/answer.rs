@@ -163,7 +163,7 @@ pub(super) fn compose(question: &Question, command: &Command, examined: Examined
         kind: first.map_or(Kind::Ok, |f| f.kind),
         rank: first.and_then(|f| f.rank),
         invariant: first.map_or_else(String::new, |f| f.invariant.clone()),
-        message: first.map_or_else(|| healthy(&settings, &model), |f| f.message.clone()),
+        message: first.map_or_else(|| healthy(&settings, &model, &hardware), |f| f.message.clone()),
         story: story(&settings, first, &search),
         next: behind.collect(),
         numbers,
@@ -181,15 +181,16 @@ pub(super) fn compose(question: &Question, command: &Command, examined: Examined
     }
 }
 
-fn healthy(settings: &Settings, model: &Model) -> String {
+fn healthy(settings: &Settings, model: &Model, hardware: &Hardware) -> String {
+    let experts = if model.moe { format!(", experts {}", settings.moe_backend) } else { String::new() };
+    let unknown = if hardware.memory_gib.is_none() { "; whether it fits is not checked, for the GPU's memory is not known" } else { "" };
     format!(
-        "starts: no rule of {} {} is broken for {} on {} ranks (attention {}, experts {})",
+        "starts: no rule of {} {} is broken for {} on {} ranks (attention {}{experts}){unknown}",
         settings.engine.title(),
         settings.version.text,
         model.name,
         settings.world(),
         settings.attention_backend,
-        settings.moe_backend
     )
 }
 

@@ -1,0 +1,286 @@
+//! Exchanges among ranks that share one GPU, for tests of their kernels: each rank has streams, memory and a window of its own, and what NCCL
+//! would carry is copied.
+
+use super::compile::Cubins;
+use super::driver_gpu::{DriverGpu, Handles};
+use super::exchange::{Part, copy_columns, round};
+use super::gpu::{AbortSignal, Address, Call, Element, Gpu, GpuError};
+use super::packed::{self, Packing, Sizes, list_bytes};
+use super::parts::{from_bytes, to_bytes};
+use super::rank::PartOfResult;
+use super::trial::first_gpu;
+use super::window::{PEERS_BYTES, Window, peers_table, window_bytes};
+use crate::search::Search;
+use moetwin_kernels::reference::Array;
+use moetwin_runtime::BufferId;
+use std::time::Duration;
+
+/// What results and scratch memory hold before a run: NaN, or -1.
+const POISON: u8 = 0xff;
+/// Longest wait for an exchange, and of a kernel for its peers where one is missing on purpose.
+const DEADLINE: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(2);
+/// Bytes of `Fault` in exchange.cu.
+const FAULT_BYTES: usize = 16;
+/// Marks a fault as of no command: the trials look at it.
+const COMMAND: u32 = 77;
+
+/// What the device noted as wrong: what, in which command, of which member, how many.
+pub type FaultWords = [u32; 4];
+
+/// Ranks on one GPU.
+pub struct Ranks {
+    ranks: Vec<OneRank>,
+}
+
+struct OneRank {
+    gpu: DriverGpu,
+    window: Window,
+    fault: Address,
+    /// Memory of the exchange under way.
+    held: Vec<Address>,
+}
+
+/// A rank's rows and their choices.
+pub struct Rows {
+    /// `[T, H]`.
+    pub x: Array<f32>,
+    /// `[T, k]`, -1 for none.
+    pub ids: Array<f32>,
+    /// `[T, k]`.
+    pub weights: Array<f32>,
+}
+
+/// A dispatch on every rank, ready for its combine.
+pub struct Dispatched {
+    sizes: Vec<Sizes>,
+    packing: Vec<Packing>,
+    /// By rank: `[received, H]`, `[received, k]`, `[received, k]`.
+    pub received: Vec<[Array<f32>; 3]>,
+    /// By rank.
+    pub faults: Vec<FaultWords>,
+}
+
+fn array(sizes: &[usize], element: Element, bytes: Vec<u8>) -> Array<f32> {
+    from_bytes(PartOfResult { buffer: BufferId(0), sizes: sizes.to_vec(), element, bytes })
+}
+
+impl OneRank {
+    fn place(&mut self, bytes: &[u8]) -> Result<Address, GpuError> {
+        let address = self.poisoned(bytes.len() as u64)?;
+        self.gpu.write(address, bytes)?;
+        Ok(address)
+    }
+    fn poisoned(&mut self, bytes: u64) -> Result<Address, GpuError> {
+        let address = self.gpu.allocate(bytes)?;
+        self.held.push(address);
+        self.gpu.fill(0, address, POISON, bytes)?;
+        self.gpu.synchronize(DEADLINE)?;
+        Ok(address)
+    }
+    fn take(&mut self, from: Address, sizes: &[usize], element: Element) -> Result<Array<f32>, GpuError> {
+        let mut bytes = vec![0; sizes.iter().product::<usize>() * element.bytes() as usize];
+        self.gpu.read(from, &mut bytes)?;
+        Ok(array(sizes, element, bytes))
+    }
+    fn issue(&mut self, part: &Part) -> Result<(), GpuError> {
+        match part {
+            Part::Calls(..) => Ok(()),
+            Part::Copy { from, to, bytes } => self.gpu.copy(0, *from, *to, *bytes),
+            Part::Fill { to, byte, bytes } => self.gpu.fill(0, *to, *byte, *bytes),
+            Part::Kernel(launch, cells) | Part::Meet(launch, cells) => self.gpu.launch(0, launch, cells),
+        }
+    }
+    /// What was noted, which is forgotten.
+    fn fault(&mut self) -> Result<FaultWords, GpuError> {
+        let mut bytes = [0; FAULT_BYTES];
+        self.gpu.read(self.fault, &mut bytes)?;
+        self.gpu.write(self.fault, &[0; FAULT_BYTES])?;
+        let word = |i: usize| u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]]);
+        Ok([0, 1, 2, 3].map(word))
+    }
+    fn free(&mut self) {
+        std::mem::take(&mut self.held).into_iter().for_each(|a| self.gpu.free(a));
+    }
+}
+
+impl Ranks {
+    /// So many ranks on the driver's first GPU.
+    pub fn open(search: &Search, cubins: &Cubins, members: usize) -> Result<Self, GpuError> {
+        let (device, _) = first_gpu(search)?;
+        device.bind().map_err(|e| GpuError::new("device", e.to_string()))?;
+        let (mut gpus, mut windows) = (Vec::new(), Vec::new());
+        for _ in 0..members {
+            let mut gpu = DriverGpu::new(device.clone(), cubins, None, Handles::default(), AbortSignal::default())?;
+            windows.push(gpu.publish(window_bytes(members))?.0);
+            gpus.push(gpu);
+        }
+        let mut ranks = Vec::new();
+        for (index, mut gpu) in gpus.into_iter().enumerate() {
+            let (peers, fault) = (gpu.allocate(PEERS_BYTES)?, gpu.allocate(FAULT_BYTES as u64)?);
+            gpu.write(fault, &[0; FAULT_BYTES])?;
+            // Alone first: a kernel is loaded at its first launch, which may wait for the GPU, and so for ranks that wait for each other.
+            let window = Window::new(index as u32, members as u32, windows[index], peers);
+            gpu.write(peers, &peers_table(&[windows[index]]))?;
+            let data = gpu.allocate(16)?;
+            launch_sum(&mut gpu, &window.alone(peers), data, data, 8, fault, DEADLINE)?;
+            gpu.synchronize(DEADLINE)?;
+            gpu.write(peers, &peers_table(&windows))?;
+            ranks.push(OneRank { gpu, window, fault, held: Vec::new() });
+        }
+        Ok(Self { ranks })
+    }
+    /// The one-shot sum of everybody's bf16 operands, as every rank has it.
+    pub fn all_reduce(&mut self, operands: &[Array<f32>]) -> Result<Vec<Array<f32>>, GpuError> {
+        let sizes = operands.first().map_or(Vec::new(), |o| o.sizes.clone());
+        let count = sizes.iter().product::<usize>() as u64;
+        let mut places = Vec::new();
+        for (rank, operand) in self.ranks.iter_mut().zip(operands) {
+            places.push((rank.place(&to_bytes(operand, Element::Bf16))?, rank.poisoned(2 * count)?));
+        }
+        for (rank, (from, to)) in self.ranks.iter_mut().zip(&places) {
+            launch_sum(&mut rank.gpu, &rank.window, *from, *to, count, rank.fault, DEADLINE)?;
+        }
+        let mut results = Vec::new();
+        for (rank, (_, to)) in self.ranks.iter_mut().zip(&places) {
+            rank.gpu.synchronize(DEADLINE)?;
+            results.push(rank.take(*to, &sizes, Element::Bf16)?);
+        }
+        self.free();
+        Ok(results)
+    }
+    /// What rank 0 notes where its peers do not come. Its window is of no use afterwards.
+    pub fn all_reduce_alone(&mut self) -> Result<FaultWords, GpuError> {
+        let rank = &mut self.ranks[0];
+        let data = rank.poisoned(64)?;
+        launch_sum(&mut rank.gpu, &rank.window, data, data, 32, rank.fault, SHORT)?;
+        rank.gpu.synchronize(DEADLINE)?;
+        rank.fault()
+    }
+    /// Sends rows to the ranks of their experts, `bounds[r]..bounds[r + 1]`, at most `capacity` to each.
+    pub fn dispatch(&mut self, rows: &[Rows], bounds: &[i32], slots: u64, capacity: u64) -> Result<Dispatched, GpuError> {
+        let members = self.ranks.len() as u64;
+        let (mut list, mut sizes, mut packing, mut outputs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (index, (rank, r)) in self.ranks.iter_mut().zip(rows).enumerate() {
+            let (hidden, topk) = (r.x.sizes[1] as u64, r.ids.sizes[1] as u64);
+            let s = Sizes { members, index: index as u64, rows: r.x.sizes[0] as u64, slots, hidden, topk };
+            let bounds = rank.place(&bounds.iter().flat_map(|b| b.to_le_bytes()).collect::<Vec<_>>())?;
+            let p = Packing { capacity, lists: rank.poisoned(list_bytes(&s, capacity))?, bounds, fault: rank.fault, command: COMMAND };
+            let inputs = [
+                rank.place(&to_bytes(&r.x, Element::Bf16))?,
+                rank.place(&to_bytes(&r.ids, Element::I32))?,
+                rank.place(&to_bytes(&r.weights, Element::F32))?,
+            ];
+            let held = members * slots;
+            let to = [rank.poisoned(held * hidden * 2)?, rank.poisoned(held * topk * 4)?, rank.poisoned(held * topk * 4)?];
+            let scratch = rank.poisoned(packed::dispatch(&s, &p, inputs, to, 0)?.1)?;
+            list.push(packed::dispatch(&s, &p, inputs, to, scratch)?.0);
+            sizes.push(s);
+            packing.push(p);
+            outputs.push(to);
+        }
+        self.carry_out(&list)?;
+        let (mut received, mut faults) = (Vec::new(), Vec::new());
+        for ((rank, s), to) in self.ranks.iter_mut().zip(&sizes).zip(&outputs) {
+            let (held, hidden, topk) = ((members * slots) as usize, s.hidden as usize, s.topk as usize);
+            received.push([
+                rank.take(to[0], &[held, hidden], Element::Bf16)?,
+                rank.take(to[1], &[held, topk], Element::I32)?,
+                rank.take(to[2], &[held, topk], Element::F32)?,
+            ]);
+            faults.push(rank.fault()?);
+        }
+        Ok(Dispatched { sizes, packing, received, faults })
+    }
+    /// Sums what experts made of the rows that a dispatch has brought, `[received, H]` by rank, back where the rows are from.
+    pub fn combine(&mut self, dispatched: &Dispatched, computed: &[Array<f32>]) -> Result<Vec<Array<f32>>, GpuError> {
+        let (mut list, mut outputs) = (Vec::new(), Vec::new());
+        for (i, rank) in self.ranks.iter_mut().enumerate() {
+            let (s, p) = (&dispatched.sizes[i], &dispatched.packing[i]);
+            let from = rank.place(&to_bytes(&computed[i], Element::Bf16))?;
+            let to = rank.poisoned(s.rows * s.hidden * 2)?;
+            let scratch = rank.poisoned(packed::combine(s, p, from, to, 0)?.1)?;
+            list.push(packed::combine(s, p, from, to, scratch)?.0);
+            outputs.push(to);
+        }
+        self.carry_out(&list)?;
+        let mut results = Vec::new();
+        for ((rank, s), to) in self.ranks.iter_mut().zip(&dispatched.sizes).zip(outputs) {
+            results.push(rank.take(to, &[s.rows as usize, s.hidden as usize], Element::Bf16)?);
+        }
+        Ok(results)
+    }
+    /// Columns `from..from + width` of a matrix put at column `to` of one that is `wide` columns wide and else poisoned.
+    pub fn columns(&mut self, matrix: &Array<f32>, from: u64, to: u64, width: u64, wide: u64) -> Result<Array<f32>, GpuError> {
+        let (rows, cols) = (matrix.sizes[0] as u64, matrix.sizes[1] as u64);
+        let rank = &mut self.ranks[0];
+        let (operand, result) = (rank.place(&to_bytes(matrix, Element::Bf16))?, rank.poisoned(rows * wide * 2)?);
+        rank.issue(&copy_columns(operand, result, rows, cols, wide, from, to, width)?)?;
+        rank.gpu.synchronize(DEADLINE)?;
+        let out = rank.take(result, &[rows as usize, wide as usize], Element::Bf16)?;
+        rank.free();
+        Ok(out)
+    }
+    /// f32 values rounded to bf16.
+    pub fn rounded(&mut self, values: &Array<f32>) -> Result<Array<f32>, GpuError> {
+        let rank = &mut self.ranks[0];
+        let count = values.data.len() as u64;
+        let (operand, result) = (rank.place(&to_bytes(values, Element::F32))?, rank.poisoned(2 * count)?);
+        rank.issue(&round(operand, result, count)?)?;
+        rank.gpu.synchronize(DEADLINE)?;
+        let out = rank.take(result, &values.sizes, Element::Bf16)?;
+        rank.free();
+        Ok(out)
+    }
+    /// Frees what exchanges hold.
+    pub fn free(&mut self) {
+        self.ranks.iter_mut().for_each(OneRank::free);
+    }
+
+    /// Everybody's parts; between those before and those after the communicator's calls, their data is copied.
+    fn carry_out(&mut self, list: &[Vec<Part>]) -> Result<(), GpuError> {
+        let split: Vec<usize> = list.iter().map(|l| l.iter().position(|p| matches!(p, Part::Calls(..))).unwrap_or(l.len())).collect();
+        for ((rank, parts), at) in self.ranks.iter_mut().zip(list).zip(&split) {
+            parts[..*at].iter().try_for_each(|p| rank.issue(p))?;
+        }
+        self.ranks.iter_mut().try_for_each(|r| r.gpu.synchronize(DEADLINE))?;
+        let calls = |rank: usize| match list[rank].get(split[rank]) {
+            Some(Part::Calls(element, calls)) => (element.bytes(), calls.as_slice()),
+            _ => (0, &[][..]),
+        };
+        for sender in 0..list.len() {
+            let (bytes, sends) = calls(sender);
+            for call in sends {
+                let Call::Send { from, count, peer } = *call else { continue };
+                let from_sender = |c: &Call| match *c {
+                    Call::Receive { to, count: n, peer } if (peer as usize, n) == (sender, count) => Some(to),
+                    _ => None,
+                };
+                let to = calls(peer as usize).1.iter().find_map(from_sender);
+                let to = to.ok_or_else(|| GpuError::new("exchange", format!("rank {peer} does not receive what rank {sender} sends")))?;
+                self.ranks[sender].gpu.copy(0, from, to, count * bytes)?;
+            }
+        }
+        self.ranks.iter_mut().try_for_each(|r| r.gpu.synchronize(DEADLINE))?;
+        for ((rank, parts), at) in self.ranks.iter_mut().zip(list).zip(&split) {
+            parts[*at..].iter().try_for_each(|p| rank.issue(p))?;
+        }
+        self.ranks.iter_mut().try_for_each(|r| r.gpu.synchronize(DEADLINE))
+    }
+}
+
+fn launch_sum(
+    gpu: &mut DriverGpu,
+    window: &Window,
+    from: Address,
+    to: Address,
+    count: u64,
+    fault: Address,
+    bound: Duration,
+) -> Result<(), GpuError> {
+    let call = [Call::AllReduce { from, to, count }];
+    match window.one_shot(Element::Bf16, &call, fault, COMMAND, bound)? {
+        Some(Part::Meet(launch, cells)) => gpu.launch(0, &launch, &cells),
+        _ => Err(GpuError::new("one-shot all-reduce", format!("does not take {count} elements"))),
+    }
+}

@@ -1,0 +1,147 @@
+//! The exchanges between eight ranks that are not NCCL's alone, on the recording fake: the one-shot all-reduce over mapped windows, what
+//! happens where windows cannot be mapped, and buffers of fixed capacity that are too small.
+
+mod support;
+
+use moetwin_cuda::exec::AllReduceBackend;
+use moetwin_cuda::exec::CudaOptions;
+use moetwin_cuda::exec::fake::{Asked, FakeFault, FakeHost};
+use moetwin_cuda::exec::inject::{FaultKind, Injection};
+use moetwin_models::{Deployment, RankId};
+use moetwin_runtime::init::InitPhase;
+use moetwin_runtime::reference::ExecuteError;
+use std::sync::mpsc::channel;
+use support::{exchanging, model, options, programs, serve, summing};
+
+/// How a run ended, and what it remarked.
+fn run(host: &FakeHost, deployment: &Deployment, change: impl Fn(&mut CudaOptions)) -> (Result<(), ExecuteError>, Vec<String>) {
+    let (sender, remarks) = channel();
+    let mut options = CudaOptions { remarks: Some(sender), ..options(10, None) };
+    change(&mut options);
+    let spec = model();
+    let outcome = serve(host.clone(), (0..8).map(RankId).collect(), None, options, &spec, &programs(&spec, deployment));
+    (outcome, remarks.try_iter().collect())
+}
+
+fn one_shot(options: &mut CudaOptions) {
+    options.all_reduce = AllReduceBackend::OneShot;
+}
+
+fn count(host: &FakeHost, rank: u32, wanted: impl Fn(&Asked) -> bool) -> usize {
+    host.log().iter().filter(|(r, asked)| r.0 == rank && wanted(asked)).count()
+}
+
+#[test]
+fn every_rank_maps_every_window_and_all_meet_in_the_kernel() {
+    let (by_nccl, host) = (FakeHost::default(), FakeHost::default());
+    run(&by_nccl, &summing(), |_| ()).0.unwrap();
+    let (outcome, remarks) = run(&host, &summing(), one_shot);
+    outcome.unwrap();
+    assert_eq!((host.wrong(), host.open_gpus()), (Vec::<String>::new(), 0));
+    assert_eq!(remarks.len(), 1, "one group, told once: {remarks:?}");
+    assert!(remarks[0].contains("one shot up to 262142 bytes"), "{remarks:?}");
+    let sums = |host: &FakeHost, rank| {
+        (count(host, rank, |a| *a == Asked::Work("communicate")), count(host, rank, |a| *a == Asked::Meet("all_reduce_one_shot")))
+    };
+    for rank in 0..8 {
+        assert_eq!(count(&host, rank, |a| matches!(a, Asked::Map(_))), 7, "rank {rank} maps all others once, for both programs");
+        assert_eq!(count(&host, rank, |a| matches!(a, Asked::Unmap(_))), 7);
+        let ((calls, none), (left, met)) = (sums(&by_nccl, rank), sums(&host, rank));
+        assert_eq!((none, left + met), (0, calls), "every exchange of rank {rank} has one form");
+        assert!(met > left, "the sums of rank {rank}: {met} one-shot, {left} NCCL");
+    }
+}
+
+#[test]
+fn a_rank_that_cannot_map_leaves_all_to_nccl_and_says_so() {
+    let host = FakeHost::default().with_rank_apart(RankId(5));
+    let (outcome, remarks) = run(&host, &summing(), one_shot);
+    outcome.unwrap();
+    assert_eq!((host.wrong(), host.open_gpus()), (Vec::<String>::new(), 0));
+    assert!(remarks.len() == 1 && remarks[0].contains("use NCCL, not one-shot: rank 5: "), "{remarks:?}");
+    assert!((0..8).all(|r| count(&host, r, |a| matches!(a, Asked::Meet(_))) == 0));
+}
+
+#[test]
+fn faults_while_windows_are_made_are_named() {
+    let mut named = 0;
+    for call in 0..9 {
+        for kind in [FaultKind::Die, FaultKind::Stall, FaultKind::OutOfMemory] {
+            let (rank, host) = (RankId((call * 3 + kind as u32) % 8), FakeHost::default());
+            let injection = Injection { rank, phase: InitPhase::Connect, call, kind, or_later: false };
+            let (outcome, _) = run(&host, &summing(), |options| {
+                one_shot(options);
+                options.inject = Some(injection);
+            });
+            assert_eq!((host.wrong(), host.open_gpus()), (Vec::<String>::new(), 0), "{injection}");
+            match outcome {
+                Err(ExecuteError::Device { rank: blamed, what }) => {
+                    assert_eq!(blamed, rank, "{injection}: {what}");
+                    assert!(what.starts_with("phase connect, "), "{injection}: {what}");
+                    named += u32::from(what.contains("publish memory") || what.contains("map peers' memory"));
+                }
+                other => panic!("{injection}: {other:?}"),
+            }
+        }
+    }
+    assert!(named >= 15, "{named} faults in making windows");
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_the_kernel_is_the_one_to_blame() {
+    // Its sixtieth kernel hangs: the others wait for it in theirs, and are ended by the abort.
+    let host = FakeHost::default().with_stuck_kernel(RankId(3), 60);
+    let (outcome, _) = run(&host, &summing(), one_shot);
+    match outcome {
+        Err(ExecuteError::Device { rank, what }) => {
+            assert!(rank == RankId(3) && what.contains("its GPU did not stop"), "rank {}: {what}", rank.0);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(host.open_gpus(), 0);
+    let abandoned: Vec<u32> = host.log().iter().filter(|(_, a)| *a == Asked::Abandon).map(|(r, _)| r.0).collect();
+    assert_eq!(abandoned, [3]);
+}
+
+#[test]
+fn what_the_kernel_notes_of_a_late_peer_is_told() {
+    let fault = FakeFault { rank: RankId(2), kernel: "all_reduce_one_shot", what: 1, member: 6, count: 0 };
+    let (outcome, _) = run(&FakeHost::default().with_fault(fault), &summing(), one_shot);
+    match outcome {
+        Err(ExecuteError::Device { rank: RankId(2), what }) => {
+            assert!(what.starts_with("phase serve, command n") && what.contains("rank 6 did not come"), "{what}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn rows_are_packed_where_the_buffers_are_smaller_than_all_rows() {
+    let kernels = ["dispatch_lists", "dispatch_pack", "dispatch_unpack", "combine_pack", "combine_sum"];
+    let launched = |host: &FakeHost, kernel| count(host, 4, |a| *a == Asked::Launch(kernel));
+    let (packed, whole) = (FakeHost::default(), FakeHost::default());
+    // A rank has two rows in prefill and one in decode.
+    run(&packed, &exchanging(), |o| o.expert_capacity = Some(1)).0.unwrap();
+    run(&whole, &exchanging(), |o| o.expert_capacity = Some(2)).0.unwrap();
+    for host in [&packed, &whole] {
+        assert_eq!((host.wrong(), host.open_gpus()), (Vec::<String>::new(), 0));
+    }
+    for kernel in kernels {
+        assert_eq!(launched(&packed, kernel), 1, "{kernel}: the prefill's only layer of experts");
+        assert_eq!(launched(&whole, kernel), 0, "{kernel}: there is room for all rows");
+    }
+}
+
+#[test]
+fn a_full_buffer_ends_the_run_with_the_rank_the_command_the_rows_and_the_flag() {
+    let fault = FakeFault { rank: RankId(6), kernel: "dispatch_lists", what: 2, member: 1, count: 2 };
+    let (outcome, _) = run(&FakeHost::default().with_fault(fault), &exchanging(), |o| o.expert_capacity = Some(1));
+    match outcome {
+        Err(ExecuteError::Device { rank: RankId(6), what }) => {
+            assert!(what.starts_with("phase serve, command n") && what.contains("received"), "{what}");
+            let told = "2 rows chose experts of rank 1, and there is room for 1; raise --ep-capacity to 2";
+            assert!(what.contains(told), "{what}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
