@@ -14,7 +14,7 @@ use clap::Args;
 use moetwin::cuda::exec::calibrate::{Exchanges, exchanges, floors};
 use moetwin::cuda::exec::{CudaExecutor, DriverHost};
 use moetwin::models::{Deployment, RankId};
-use moetwin::sim::calibrate::{CalibrateError, Fit, Table, fit, leave_one_out, residuals, table_errors};
+use moetwin::sim::calibrate::{CalibrateError, Fit, LeftOut, Table, fit, leave_one_out, residuals, shipped_left_out, table_errors};
 use moetwin::sim::cost::{OwnKernels, family_errors};
 use moetwin::sim::exec::gpu_rates;
 use moetwin::sim::import::nccl_tests::Measurement;
@@ -81,8 +81,8 @@ pub(crate) struct CalibrateArgs {
     /// Write the fitted machine here
     #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Say how well each table is predicted by a fit to the others; without --from, how well kernel times of the shipped tables predict
-    /// those that are left out
+    /// Say how well each table is predicted by a fit to the others; without --from, how well the shipped tables, of kernels and of
+    /// collectives, predict what is left out of them
     #[arg(long)]
     report: bool,
     /// Print one JSON object instead of text
@@ -101,7 +101,7 @@ pub(crate) struct Answer {
     /// The fit, or why there is none.
     pub(crate) fit: Result<Fit, CalibrateError>,
     /// Mean error of each table under a fit to the others.
-    pub(crate) left_out: Option<Vec<f64>>,
+    pub(crate) left_out: Option<Vec<LeftOut>>,
 }
 
 /// Fits and prints.
@@ -115,9 +115,9 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Outcome, Failure> {
     if args.from.is_empty() {
         let errors = family_errors();
         if args.json {
-            output::answer_json(&kernels::json(&errors))?;
+            output::answer_json(&kernels::json(&errors, &shipped_left_out()))?;
         } else {
-            output::answer(&kernels::text(&errors))?;
+            output::answer(&kernels::text(&errors, &shipped_left_out()))?;
         }
         return Ok(Outcome::Yes);
     }
