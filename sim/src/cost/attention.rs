@@ -1,6 +1,6 @@
 //! Attention cores: MLA decode and prefill, GQA decode. Curves over the context (or prompt), on a grid of heads and batch.
 
-use super::interpolate::{Fit, RatioCurve, bracket, log_distance};
+use super::interpolate::{Fit, RatioCurve, SCATTER, bracket, log_distance};
 use super::query::CacheType;
 use super::rates::{Element, GpuRates, family_floor_us};
 use super::table::{Family, Table};
@@ -48,6 +48,7 @@ pub(super) struct AttentionTimes {
     cache: CacheType,
     measured: CacheType,
     heads: Vec<u64>,
+    batches: Vec<u64>,
     grid: Vec<Line>,
     gpu: GpuRates,
 }
@@ -109,8 +110,11 @@ impl AttentionTimes {
         let mut heads: Vec<u64> = grid.iter().map(|l| l.heads).collect();
         heads.sort_unstable();
         heads.dedup();
+        let mut batches: Vec<u64> = grid.iter().map(|l| l.batch).collect();
+        batches.sort_unstable();
+        batches.dedup();
         grid.sort_by_key(|l| (l.heads, l.batch));
-        (!grid.is_empty()).then(|| Self { family, geometry, cache, measured, heads, grid, gpu: gpu.clone() })
+        (!grid.is_empty()).then(|| Self { family, geometry, cache, measured, heads, batches, grid, gpu: gpu.clone() })
     }
     /// Whether rows with this cache were measured.
     pub(super) fn measured(&self, cache: CacheType) -> bool {
@@ -128,6 +132,32 @@ impl AttentionTimes {
         let prefill = self.family == Family::MlaPrefill;
         let heads = if prefill { shape.heads as f64 } else { shape.heads as f64 * new.max(1.0) };
         let x = if prefill { new } else { shape.kv_rows as f64 / batch }.max(1.0);
+        let found = self.padded(geometry, (heads, batch, x))?;
+        if found.fit == Fit::Exact {
+            return Some(found);
+        }
+        let fewer = self.batches.iter().rev().map(|b| *b as f64).find(|b| *b < batch);
+        let fewer_us = fewer.and_then(|b| self.padded(geometry, (heads, b, x))).map_or(0.0, |e| e.us);
+        Some(Estimate { us: found.us.max(fewer_us), ..found })
+    }
+    /// The time of so many sequences, or of more that take less: no batch need take longer than one that contains it, whatever disturbed
+    /// its row.
+    fn padded(&self, geometry: Geometry, (heads, batch, x): (f64, f64, f64)) -> Option<Estimate> {
+        let own = self.of_batch(geometry, (heads, batch, x))?;
+        let mut best = own;
+        let floor = |batch: f64| self.gpu.memory_us(work(self.family, geometry, self.cache.bytes(), heads, batch, x).0);
+        for more in self.batches.iter().map(|b| *b as f64).filter(|b| *b > batch) {
+            if floor(more) > best.us {
+                break;
+            }
+            let Some(found) = self.of_batch(geometry, (heads, more, x)).filter(|e| e.us < best.us) else { continue };
+            best = Estimate { fit: found.fit.max(Fit::Inside), ..found };
+        }
+        // A measured row is given up for what differs from it by more than repeats of it do.
+        let bar = if own.fit == Fit::Exact { SCATTER } else { 1.0 };
+        Some(if best.us < own.us * bar { best } else { own })
+    }
+    fn of_batch(&self, geometry: Geometry, (heads, batch, x): (f64, f64, f64)) -> Option<Estimate> {
         let (ratio, fit) = self.ratio(heads, batch, x)?;
         let work = |cache: CacheType| work(self.family, geometry, cache.bytes(), heads, batch, x);
         let us = physical_us(&self.gpu, self.family, work(self.measured)) * libm::exp(ratio);

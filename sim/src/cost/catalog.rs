@@ -155,7 +155,7 @@ const STAND_INS: &[(&[&str], &[&str])] = &[
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kernels {
     /// Nobody's in particular: vLLM's, which were measured on every GPU that has tables, then SGLang's; of MLA, a core measured by itself
-    /// before one derived from a module.
+    /// before one derived from a module, unless it is slower over a cache in fp8 than over one in bf16.
     #[default]
     Any,
     /// SGLang's.

@@ -1,6 +1,6 @@
 //! Dense GEMM times: scattered `(n, k)` shapes, each a curve over rows.
 
-use super::interpolate::{Fit, PlanePoint, RatioCurve, local_plane};
+use super::interpolate::{Fit, PlanePoint, RatioCurve, SCATTER, local_plane};
 use super::rates::{Element, GpuRates, family_floor_us};
 use super::table::{Family, Table};
 use super::{Estimate, GemmShape};
@@ -27,6 +27,8 @@ pub(super) struct GemmTimes {
     element: Element,
     /// Whether the rows time the quantization of the activations with the product.
     quantizes: bool,
+    /// Every number of rows that some shape was measured with, rising.
+    rows: Vec<u64>,
 }
 
 /// A product on the smallest shapes starts and ends within this time; rows in a scaled format that take longer include quantizing the
@@ -65,11 +67,42 @@ impl GemmTimes {
         }
         let rows = table.curves.iter().filter(|c| c.words[1] == element.table_word()).flat_map(|c| &c.points);
         let quantizes = rows.map(|p| p.1).fold(f64::INFINITY, f64::min) > PLAIN_PRODUCT_US;
-        (!shapes.is_empty()).then(|| Self { shapes, gpu: gpu.clone(), element, quantizes })
+        let mut rows: Vec<u64> = shapes.iter().flat_map(|s| s.curve.points()).map(|p| p.0 as u64).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        (!shapes.is_empty()).then(|| Self { shapes, gpu: gpu.clone(), element, quantizes, rows })
     }
     /// Time of a GEMM whose weights come from memory.
     pub(super) fn estimate(&self, shape: GemmShape) -> Option<Estimate> {
-        self.product(shape).map(|e| Estimate { whole: self.quantizes, ..e })
+        let found = self.padded(shape).map(|e| Estimate { whole: self.quantizes, ..e })?;
+        if found.fit == Fit::Exact {
+            return Some(found);
+        }
+        // What lies between rows of a shape that was measured takes no less than the one before.
+        let own = self.shapes.iter().find(|s| (s.n, s.k) == (shape.n, shape.k));
+        let fewer = own.and_then(|s| s.curve.points().iter().map(|p| p.0 as u64).rfind(|m| *m < shape.m));
+        let fewer_us = fewer.and_then(|m| self.padded(GemmShape { m, ..shape })).map_or(0.0, |e| e.us);
+        Some(Estimate { us: found.us.max(fewer_us), ..found })
+    }
+    /// The product with as many rows as asked, or padded with rows of zeros to more that were measured to take less: benchmarks met slow
+    /// kernels of few rows (every fp8 row of one token of vLLM on B200 takes 14 us more than that of two) and rows that something
+    /// disturbed, and no product need take longer than one that contains it.
+    fn padded(&self, shape: GemmShape) -> Option<Estimate> {
+        /// By how much no table beats the physical model: rows beyond it need not be asked.
+        const BEATEN: f64 = 2.0;
+        let own = self.product(shape)?;
+        let mut best = own;
+        for &m in self.rows.iter().skip_while(|m| **m <= shape.m) {
+            let more = GemmShape { m, ..shape };
+            if physical_us(&self.gpu, self.element, more) > BEATEN * best.us {
+                break;
+            }
+            let Some(found) = self.product(more).filter(|e| e.us < best.us) else { continue };
+            best = Estimate { fit: found.fit.max(Fit::Inside), ..found };
+        }
+        // A measured row is given up for what differs from it by more than repeats of it do.
+        let bar = if own.fit == Fit::Exact { SCATTER } else { 1.0 };
+        Some(if best.us < own.us * bar { best } else { own })
     }
     fn product(&self, shape: GemmShape) -> Option<Estimate> {
         let physical = physical_us(&self.gpu, self.element, shape);

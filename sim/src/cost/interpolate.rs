@@ -15,6 +15,9 @@ pub(super) enum Fit {
     Outside,
 }
 
+/// What is below this share of a measured time differs by more than repeats of one row do.
+pub(super) const SCATTER: f64 = 0.97;
+
 /// A value read off a curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Reading {

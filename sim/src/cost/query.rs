@@ -83,6 +83,15 @@ impl Query {
             Query::MlaDecode(_, cache) | Query::MlaPrefill(_, cache) | Query::GqaDecode(.., cache) => cache.table_word(),
         }
     }
+    /// The same question of a cache in bf16; `None` where this one's cache is, or none is read.
+    pub(super) fn over_bf16(&self) -> Option<Self> {
+        match *self {
+            Query::MlaDecode(shape, CacheType::Fp8) => Some(Query::MlaDecode(shape, CacheType::Bf16)),
+            Query::MlaPrefill(shape, CacheType::Fp8) => Some(Query::MlaPrefill(shape, CacheType::Bf16)),
+            Query::GqaDecode(shape, gqa, CacheType::Fp8) => Some(Query::GqaDecode(shape, gqa, CacheType::Bf16)),
+            _ => None,
+        }
+    }
     /// The question that a node's cost asks, `None` where no table family measures such kernels.
     pub fn of(graph: &Graph, node: &Node, rank: RankId, facts: &CostFacts) -> Option<Self> {
         match (&node.op, &facts.shape) {

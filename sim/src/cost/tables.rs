@@ -182,6 +182,18 @@ impl KernelTables {
         let mut alike = self.sets.iter().enumerate().filter(|(_, s)| s.source.slug == slug);
         alike.find_map(|(set, s)| s.core(shape, cache).map(|e| Estimate { set, ..e }))
     }
+    /// Where nobody's kernels are asked for, a kernel that was measured to be slower over a cache in fp8 than over the same in bf16 (FA3's
+    /// MLA on Hopper takes up to seven times as long) is not the one to take: the fastest of what was measured on that GPU over fp8, and of
+    /// that kernel over bf16, which does the same on more bytes.
+    fn narrow_cache(&self, query: &Query, best: Estimate) -> Estimate {
+        let Some(wide) = query.over_bf16().filter(|_| self.kernels == Kernels::Any) else { return best };
+        let slug = self.sets[best.set].source.slug;
+        let of = |set: usize, query: &Query| self.sets[set].estimate(query).map(|e| Estimate { set, ..e });
+        let Some(wide) = of(best.set, &wide).filter(|w| w.us < best.us) else { return best };
+        let wide = Estimate { fit: wide.fit.max(Fit::Inside), ..wide };
+        let alike = (0..self.sets.len()).filter(|set| self.sets[*set].source.slug == slug);
+        alike.filter_map(|set| of(set, query)).fold(wide, |fastest, e| if e.us < fastest.us { e } else { fastest })
+    }
     /// Weights in mxfp4 may also be multiplied with activations in mxfp8, which every engine offers on GPUs that have the kernel, whoever
     /// measured it: the faster of the two.
     fn narrow_experts(&self, shape: ExpertsShape, wide: Option<Estimate>) -> Option<Estimate> {
@@ -214,7 +226,7 @@ impl CostTable for KernelTables {
         if let Query::Experts(shape, Element::Mxfp4) = *query {
             best = self.narrow_experts(shape, best);
         }
-        let mut best = best?;
+        let mut best = self.narrow_cache(query, best?);
         let source = &self.sets[best.set].source;
         best.error = left_out_error(source, query, best.fit);
         Some(best)
