@@ -8,8 +8,10 @@ use moetwin::cuda::exec::calibrate::{Exchanges, Floors};
 use moetwin::cuda::exec::gpu::Host;
 use moetwin::cuda::exec::{CudaExecutor, CudaOptions, RankTimes, Repetitions};
 use moetwin::kernels::cost::facts;
+use moetwin::kernels::launch::tuning::{PARTS, storage_word};
+use moetwin::kernels::launch::{Choice, Tuning, launches, launches_with, storage_of};
 use moetwin::kernels::routing::{Distribution, RecordedRouting, SampledRouting};
-use moetwin::models::{BuildOptions, Deployment, ModelSpec, Phase, RankId, Step, plan};
+use moetwin::models::{BuildOptions, Deployment, ModelSpec, NodeId, Op, Phase, RankId, Step, TensorId, plan};
 use moetwin::runtime::reference::{ExecuteError, StepInputs};
 use moetwin::runtime::weights::SyntheticWeights;
 use moetwin::runtime::{Action, Executor, Program};
@@ -19,6 +21,7 @@ use moetwin::sim::cost::{OwnRow, OwnWork, without_gaps};
 use moetwin::sim::import::nccl_tests::Measurement;
 use moetwin::sim::machine::{Figure, Machine};
 use moetwin::sim::time::Duration;
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// What kernels are measured on.
@@ -34,30 +37,43 @@ pub(crate) struct Points {
     pub(crate) seed: u64,
     /// When no further step is begun.
     pub(crate) until: Instant,
+    /// Whether launches are chosen by measurement.
+    pub(crate) tune: bool,
     /// The least that a kernel takes in a captured graph, picoseconds.
     pub(crate) least_ps: u64,
 }
 
-/// The rows of a model, and how many steps the time did not suffice for. `open` makes an executor of rank 0 of so many ranks.
+/// What was found of a model.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Rows of kernels.
+    pub(crate) rows: Vec<OwnRow>,
+    /// Launches that are faster than those of the constants.
+    pub(crate) choices: Vec<Choice>,
+    /// Steps for which the time did not suffice.
+    pub(crate) left: usize,
+}
+
+/// The kernels of a model. `open` makes an executor of rank 0 of so many ranks.
 pub(crate) fn kernel_rows<H: Host>(
     spec: &ModelSpec,
     points: &Points,
     open: &dyn Fn(u32, u32) -> Result<CudaExecutor<H>, ExecuteError>,
-) -> Result<(Vec<OwnRow>, usize), Failure> {
+) -> Result<Found, Failure> {
     let running = |e: ExecuteError| Failure::Running(e.to_string());
     let capacity = points.contexts.iter().max().copied().unwrap_or(1) + 1;
     let weights = SyntheticWeights::new(spec, points.seed);
     let mut batches = points.batches.clone();
     // The first program decides the size of the cache.
     batches.sort_unstable_by(|a, b| b.cmp(a));
-    let (mut rows, mut left) = (Vec::new(), 0);
+    let mut found = Found::default();
     for &tp in &points.splits {
         let deployment = Deployment { tp, ..Deployment::default() };
         let mut executor: Option<CudaExecutor<H>> = None;
         for &batch in &batches {
-            for &context in &points.contexts {
+            for (nth, &context) in points.contexts.iter().enumerate() {
                 if Instant::now() > points.until {
-                    left += 1;
+                    found.left += 1;
                     continue;
                 }
                 let step = Step::uniform(Phase::Decode, batch, context);
@@ -72,16 +88,76 @@ pub(crate) fn kernel_rows<H: Host>(
                     none => none.insert(open(deployment.ranks(), capacity).map_err(running)?),
                 };
                 executor.load(&program, RankId(0), &weights).map_err(running)?;
+                if points.tune && nth == 0 {
+                    found.choices.extend(tuned(executor, &program, &step, spec, points).map_err(running)?);
+                }
+                executor.set_tuning(Tuning::new(found.choices.clone()));
                 let key = executor.prepare(program.clone()).map_err(running)?;
-                let tokens = crate::prompt::drawn(batch, 1, spec, points.seed).concat();
-                let inputs = StepInputs { token_ids: tokens, sequences: step.sequences.clone() };
-                let often = Repetitions { replays: 8, eager: 0, twins: 5 };
-                let times = executor.measure(key, &inputs, often).map_err(running)?;
-                rows.extend(times.iter().flat_map(|t| rows_of(&program, t, points)));
+                let often = Repetitions { replays: 8, eager: 0, twins: 5, one_stream: true };
+                let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
+                found.rows.extend(times.iter().flat_map(|t| rows_of(&program, t, points)));
             }
         }
     }
-    Ok((rows, left))
+    Ok(found)
+}
+
+/// Drawn tokens for a step.
+fn inputs_of(step: &Step, spec: &ModelSpec, points: &Points) -> StepInputs {
+    let tokens = crate::prompt::drawn(step.sequences.len() as u32, 1, spec, points.seed).concat();
+    StepInputs { token_ids: tokens, sequences: step.sequences.clone() }
+}
+
+/// A choice must be faster than the constants' by this share: repetitions differ by as much.
+const WORTH: f64 = 0.03;
+
+/// Tries every number of warps a tile on every product of a step; the choices that beat the constants.
+fn tuned<H: Host>(
+    executor: &mut CudaExecutor<H>,
+    program: &Program,
+    step: &Step,
+    spec: &ModelSpec,
+    points: &Points,
+) -> Result<Vec<Choice>, ExecuteError> {
+    let (rank, inputs) = (RankId(0), inputs_of(step, spec, points));
+    let commands = program.ranks.get(rank).map_or(&[][..], |rp| &rp.commands);
+    let mut times: BTreeMap<Choice, BTreeMap<u32, u64>> = BTreeMap::new();
+    // None of PARTS stands for the constants.
+    for parts in std::iter::once(0).chain(PARTS) {
+        let tuning = if parts == 0 { Tuning::default() } else { Tuning::everywhere(parts) };
+        executor.set_tuning(tuning.clone());
+        let key = executor.prepare(program.clone())?;
+        let often = Repetitions { replays: 0, eager: 0, twins: 3, one_stream: true };
+        let Some(found) = executor.measure(key, &inputs, often)?.into_iter().next() else { continue };
+        for (command, time) in commands.iter().zip(&found.commands) {
+            let (Some(asked), Some(ps)) = (choice_of(program, command.id.node, rank), measurement::median_ps(time)) else { continue };
+            let launched = launches_with(&program.graph, command.id.node, rank, &tuning);
+            // A kernel that does not ask is measured for nothing.
+            if parts == 0 || launched != launches(&program.graph, command.id.node, rank) {
+                *times.entry(asked).or_default().entry(parts).or_default() += ps;
+            }
+        }
+    }
+    let best = |(asked, times): (Choice, BTreeMap<u32, u64>)| {
+        let before = *times.get(&0)?;
+        let (parts, after) = times.into_iter().min_by_key(|(_, ps)| *ps)?;
+        (parts != 0 && (after as f64) < before as f64 * (1.0 - WORTH)).then_some(Choice { parts, ..asked })
+    };
+    Ok(times.into_iter().filter_map(best).collect())
+}
+
+/// What a node's product is to a choice, with no warps named; nothing where it is no product that asks.
+fn choice_of(program: &Program, id: NodeId, rank: RankId) -> Option<Choice> {
+    let (graph, node) = (&program.graph, &program.graph.nodes[id]);
+    let size = |t: TensorId, dim: usize| graph.local_sizes(t, rank).ok()?.get(dim).copied();
+    let rows = size(*node.outputs.first()?, 0)?;
+    let (op, weight, n, k) = match node.op {
+        Op::Linear { .. } => ("linear", node.inputs[1], size(node.outputs[0], 1)?, size(node.inputs[0], 1)?),
+        Op::Experts { .. } => ("experts", node.inputs[4], size(node.inputs[4], 2)?, size(node.outputs[0], 1)?),
+        _ => return None,
+    };
+    let storage = storage_word(storage_of(graph, weight, rank).ok()?).to_owned();
+    Some(Choice { op: op.to_owned(), storage, n, k, rows, parts: 0 })
 }
 
 fn step_program(spec: &ModelSpec, step: &Step, deployment: &Deployment) -> Result<Program, Failure> {
@@ -110,7 +186,7 @@ fn rows_of(program: &Program, times: &RankTimes, points: &Points) -> Vec<OwnRow>
         let Ok(facts) = facts(&program.graph, command.id.node, rank, &routing) else { continue };
         rows.extend(OwnWork::of(&program.graph, command.id.node, rank, &facts).map(|work| OwnRow { work, time_ps }));
     }
-    // What runs beside the first stream shares the memory with it: as it was measured.
+    // What runs beside the first stream was measured by itself; a simulation lets the two share the memory.
     for i in (0..commands.len().min(times.commands.len())).filter(|i| commands[*i].stream.0 != 0 && commands[*i].action == Action::Compute)
     {
         let Ok(facts) = facts(&program.graph, commands[i].id.node, rank, &routing) else { continue };
@@ -226,21 +302,25 @@ mod tests {
 
     fn points() -> Points {
         let until = Instant::now() + std::time::Duration::from_secs(60);
-        Points { splits: vec![1, 2], batches: vec![1, 3, 9], contexts: vec![8, 40], seed: 1, until, least_ps: 1_000_000 }
+        Points { splits: vec![1, 2], batches: vec![1, 3, 9], contexts: vec![8, 40], seed: 1, until, tune: false, least_ps: 1_000_000 }
     }
 
-    fn rows(points: &Points) -> (Vec<OwnRow>, usize) {
-        let (spec, host) = (builtin::spec().unwrap(), FakeHost::default());
+    fn rows(points: &Points) -> Found {
+        rows_of_model(&builtin::spec().unwrap(), points)
+    }
+
+    fn rows_of_model(spec: &ModelSpec, points: &Points) -> Found {
+        let host = FakeHost::default();
         let open = |ranks: u32, capacity: u32| CudaExecutor::on(host.clone(), vec![RankId(0)], ranks, None, options(capacity));
-        let found = kernel_rows(&spec, points, &open).unwrap();
+        let found = kernel_rows(spec, points, &open).unwrap();
         assert_eq!(host.wrong(), [""; 0]);
         found
     }
 
     #[test]
     fn a_machine_calibrated_on_the_fake_predicts_the_fake() {
-        let (found, left) = rows(&points());
-        assert_eq!(left, 0);
+        let Found { rows: found, choices, left } = rows(&points());
+        assert_eq!((choices.len(), left), (0, 0));
         let mut machine = machine::find("8x-h200-sxm").unwrap();
         machine.kernels = Some(OwnKernels::new("the fake".to_owned(), found));
         let again = machine::from_json(&machine.to_json()).unwrap();
@@ -266,8 +346,26 @@ mod tests {
     #[test]
     fn steps_for_which_there_is_no_time_are_counted() {
         let none = Points { until: Instant::now() - std::time::Duration::from_secs(1), ..points() };
-        let (rows, left) = rows(&none);
-        assert_eq!((rows.len(), left), (0, 12));
+        let found = rows(&none);
+        assert_eq!((found.rows.len(), found.left), (0, 12));
+    }
+
+    #[test]
+    fn launches_are_chosen_by_what_they_were_measured_to_take() {
+        // On the fake a kernel takes the longer the more blocks it has, so the fewest warps a tile win wherever the constants take more.
+        let mut spec = moetwin::models::zoo::spec("qwen3-30b-a3b").unwrap();
+        spec.layers.truncate(1);
+        let found = rows_of_model(&spec, &Points { tune: true, splits: vec![1], batches: vec![1], contexts: vec![8], ..points() });
+        assert!(found.choices.iter().any(|c| c.op == "experts"), "{:?}", found.choices);
+        assert!(found.choices.iter().all(|c| (c.parts, c.rows) == (1, 1)), "{:?}", found.choices);
+        // With them the same step takes less, and rows say so.
+        let before = rows_of_model(&spec, &Points { splits: vec![1], batches: vec![1], contexts: vec![8], ..points() });
+        let sum = |f: &Found| f.rows.iter().map(|r| r.time_ps).sum::<u64>();
+        assert!(sum(&found) < sum(&before));
+        // The machine file carries them to whoever runs.
+        let mut machine = machine::find("8x-h200-sxm").unwrap();
+        machine.kernels = Some(OwnKernels { choices: found.choices.clone(), ..OwnKernels::new("the fake".to_owned(), found.rows) });
+        assert_eq!(machine::from_json(&machine.to_json()).unwrap().kernels.unwrap().choices, found.choices);
     }
 
     #[test]

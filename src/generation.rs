@@ -8,6 +8,7 @@ use moetwin::cuda::exec::inject::Injection;
 use moetwin::cuda::exec::{AllReduceBackend, CudaExecutor, CudaOptions};
 use moetwin::cuda::launcher::Launcher;
 use moetwin::cuda::link::Link;
+use moetwin::kernels::launch::Tuning;
 use moetwin::kernels::reference::{Array, Data};
 use moetwin::kernels::routing::RoutingHistogram;
 use moetwin::models::spec::Ffn;
@@ -119,6 +120,8 @@ pub(crate) struct OnGpus<'a> {
     pub(crate) launcher: Option<&'a Launcher>,
     /// GPUs that this process sees.
     pub(crate) visible: usize,
+    /// Launches that were measured to be faster than the constants'.
+    pub(crate) tuning: Tuning,
 }
 
 /// GPUs with room for `capacity` tokens a sequence.
@@ -140,7 +143,9 @@ pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<Cud
     };
     let running = |e: String| Failure::Running(e);
     let Some(launcher) = how.launcher else {
-        return CudaExecutor::open(job.deployment.ranks(), options).map_err(|e| running(e.to_string()));
+        let mut executor = CudaExecutor::open(job.deployment.ranks(), options).map_err(|e| running(e.to_string()))?;
+        executor.set_tuning(how.tuning.clone());
+        return Ok(executor);
     };
     let same = (
         (&job.spec, &job.deployment, job.prompts, job.max_tokens),
@@ -151,7 +156,10 @@ pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<Cud
     let link = Link::establish(launcher, &digest, MEETING_DEADLINE).map_err(|e| running(e.to_string()))?;
     // A launcher that shows each process only its own GPU has numbered it 0.
     let ordinal = if how.visible == 1 { 0 } else { launcher.local_rank as usize };
-    CudaExecutor::open_one(RankId(launcher.rank), ordinal, launcher.size, link, options).map_err(|e| running(e.to_string()))
+    let mut executor =
+        CudaExecutor::open_one(RankId(launcher.rank), ordinal, launcher.size, link, options).map_err(|e| running(e.to_string()))?;
+    executor.set_tuning(how.tuning.clone());
+    Ok(executor)
 }
 
 /// Runs the job on the executor that `open` makes for a number of tokens a sequence; with `stream`, the first sequence's text is printed as

@@ -4,7 +4,7 @@ mod support;
 
 use serde_json::Value;
 use std::fs;
-use support::{line, moetwin, scratch};
+use support::{command, line, moetwin, scratch};
 
 #[test]
 fn the_table_has_the_layout_of_nccl_tests_and_moetwin_reads_it_back() {
@@ -117,7 +117,10 @@ fn calibrate_refuses_what_it_cannot_read_and_what_it_cannot_defend() {
         fs::write(&path, text).unwrap();
         path.to_string_lossy().into_owned()
     };
-    line("calibrate").refused(&["--from"]);
+    // Without logs it measures the GPUs at hand; with no driver it says what is missing.
+    let bare = command(&["calibrate"]).env("MOETWIN_CUDA_DRIVER", "/no/such/driver").output().unwrap();
+    assert_eq!(bare.status.code(), Some(3), "{}", String::from_utf8_lossy(&bare.stderr));
+    assert!(String::from_utf8_lossy(&bare.stderr).contains("CUDA"));
     line("calibrate --from no/such/log.txt").refused(&["--from 'no/such/log.txt'", "nccl-tests"]);
     let empty = write("empty.txt", "nothing here\n");
     moetwin(&["calibrate", "--from", &empty]).refused(&["no row of times"]);

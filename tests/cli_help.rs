@@ -84,6 +84,7 @@ fn every_flag_and_subcommand_is_explained() {
         "graph",
         "run",
         "collective",
+        "compare",
         "calibrate",
         "model",
         "machine",

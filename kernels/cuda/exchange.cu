@@ -179,10 +179,10 @@ extern "C" __global__ void combine_sum(const bf16* packed, const int* slots, bf1
     }
 }
 
-// Columns from..from + width of every row of `in` go to columns to.. of `out`.
+// Columns from..from + width of every row of `in` go to columns to.. of `out`. Grid: (rows, parts of the width): a row of logits alone is long.
 extern "C" __global__ void copy_columns(const bf16* in, bf16* out, int in_width, int out_width, int from, int to, int width) {
     take_turn();
-    for (int i = threadIdx.x; i < width; i += blockDim.x) out[(size_t)blockIdx.x * out_width + to + i] = in[(size_t)blockIdx.x * in_width + from + i];
+    for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < width; i += gridDim.y * blockDim.x) out[(size_t)blockIdx.x * out_width + to + i] = in[(size_t)blockIdx.x * in_width + from + i];
 }
 
 // Sums that were added in f32, rounded once.

@@ -82,73 +82,52 @@ __device__ __forceinline__ u32 ordered(float v, bool there) {
     return !there || v != v ? 0u : (bits & 0x80000000u ? ~bits : bits | 0x80000000u);
 }
 
-// Without groups, a warp a token, experts in registers: lane l holds every 32nd from l on.
-template <int HELD_BY_LANE>
-__device__ __forceinline__ void route_row(const float* row, const float* bias, int* ids, float* weights, int experts, int topk, int scoring, int normalize,
-                                          float normalize_eps, float scale) {
-    const int lane = threadIdx.x;
-    float score[HELD_BY_LANE];
-    u32 key[HELD_BY_LANE];
-    float top = -INF;
-#pragma unroll
-    for (int j = 0; j < HELD_BY_LANE; ++j) {
-        const int e = lane + j * WARP;
-        score[j] = e < experts ? row[e] : -INF;
-        top = fmaxf(top, score[j]);
-    }
+// Without groups: a thread an expert, a block a token. A thread's rank among all keys is its place, so nothing is chosen in turn and the code is
+// short: one warp that holds 12 experts a lane spends ten times as long on fetching its unrolled instructions as on the choice. Equal keys
+// go by the lower expert. Grid: T, blocks of whole warps, one thread at least an expert. Shared: keys, padded to whole uint4; topk scores.
+extern "C" __global__ void __launch_bounds__(512) route_ranked(const float* logits, const float* bias, int* ids, float* weights, int experts, int topk, int scoring,
+                                                               int normalize, float normalize_eps, float scale) {
+    take_turn();
+    extern __shared__ __align__(16) u32 keys[];
+    const int e = threadIdx.x, padded = (experts + 3) / 4 * 4, lane = e % WARP, warp = e / WARP;
+    float* chosen = reinterpret_cast<float*>(keys + padded);
+    __shared__ float tops[WARP];
+    const bool there = e < experts;
+    float score = there ? logits[(size_t)blockIdx.x * experts + e] : -INF;
     if (scoring == SOFTMAX) {
-        top = warp_max(top);
-        float sum = 0.f;
-#pragma unroll
-        for (int j = 0; j < HELD_BY_LANE; ++j) {
-            score[j] = lane + j * WARP < experts ? __expf(score[j] - top) : 0.f;
-            sum += score[j];
-        }
-        sum = warp_sum(sum);
-#pragma unroll
-        for (int j = 0; j < HELD_BY_LANE; ++j) score[j] /= sum;
+        const float top = warp_max(score);
+        if (lane == 0) tops[warp] = top;
+        __syncthreads();
+        const float most = warp_max(lane < (int)blockDim.x / WARP ? tops[lane] : -INF);
+        score = there ? __expf(score - most) : 0.f;
+        score /= block_sum(score);
     } else if (scoring == SIGMOID) {
-#pragma unroll
-        for (int j = 0; j < HELD_BY_LANE; ++j) score[j] = 1.f / (1.f + expf(-score[j]));
+        score = 1.f / (1.f + expf(-score));
     }
-#pragma unroll
-    for (int j = 0; j < HELD_BY_LANE; ++j) {
-        const int e = lane + j * WARP;
-        key[j] = ordered(score[j] + (bias && e < experts ? bias[e] : 0.f), e < experts);
+    // What is no number has the key 1, and every other key is greater.
+    const u32 key = ordered(score + (bias && there ? bias[e] : 0.f), there) + 1;
+    if (e < padded) keys[e] = there ? key : 0u;
+    __syncthreads();
+    // Experts before this one precede it if their key is as great, those behind it if theirs is greater.
+    int rank = 0;
+    const uint4* four = reinterpret_cast<const uint4*>(keys);
+    const int first = warp * WARP / 4, last = min(first + WARP / 4, padded / 4);
+    for (int i = 0; i < first; ++i) {
+        const uint4 k = four[i];
+        rank += (k.x >= key) + (k.y >= key) + (k.z >= key) + (k.w >= key);
     }
-    float mine = 0.f;
-    u32 taken = 0;
-    for (int k = 0; k < topk; ++k) {
-        u32 best = 0;
-        int at = -1;
-#pragma unroll
-        for (int j = 0; j < HELD_BY_LANE; ++j)
-            if (!(taken >> j & 1) && lane + j * WARP < experts && (at < 0 || key[j] > best)) { best = key[j]; at = j; }
-        const u32 greatest = __reduce_max_sync(FULL, best);
-        const u32 index = __reduce_min_sync(FULL, at >= 0 && best == greatest ? (u32)(lane + at * WARP) : 0xffffffffu);
-        const int owner = index % WARP;
-        if (owner == lane) taken |= 1u << at;
-        float chosen = 0.f;
-#pragma unroll
-        for (int j = 0; j < HELD_BY_LANE; ++j)
-            if (index / WARP == j) chosen = score[j];
-        chosen = __shfl_sync(FULL, chosen, owner);
-        if (lane == k) { mine = chosen; ids[k] = index; }
+    for (int i = 4 * first; i < 4 * last; ++i) rank += i < e ? keys[i] >= key : keys[i] > key;
+    for (int i = last; i < padded / 4; ++i) {
+        const uint4 k = four[i];
+        rank += (k.x > key) + (k.y > key) + (k.z > key) + (k.w > key);
     }
-    write_weights(mine, topk, scoring, normalize, normalize_eps, scale, weights);
+    if (there && rank < topk) {
+        ids[blockIdx.x * topk + rank] = e;
+        chosen[rank] = score;
+    }
+    __syncthreads();
+    if (warp == 0) write_weights(lane < topk ? chosen[lane] : 0.f, topk, scoring, normalize, normalize_eps, scale, weights + blockIdx.x * topk);
 }
-#define ROUTE_ROWS(HELD_BY_LANE)                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(WARP)                                                                                             \
-        route_##HELD_BY_LANE(const float* logits, const float* bias, int* ids, float* weights, int experts, int topk, int scoring, int normalize,   \
-                             float normalize_eps, float scale) {                                                                                   \
-        take_turn();                                                                                                                               \
-        const int t = blockIdx.x;                                                                                                                  \
-        route_row<HELD_BY_LANE>(logits + (size_t)t * experts, bias, ids + t * topk, weights + t * topk, experts, topk, scoring, normalize,         \
-                                normalize_eps, scale);                                                                                             \
-    }
-ROUTE_ROWS(4)
-ROUTE_ROWS(8)
-ROUTE_ROWS(16)
 
 // One block a token; shared memory: 2 * experts floats + groups floats. Highest biased score first, ties to the lowest id.
 extern "C" __global__ void route(const float* logits, const float* bias, int* ids, float* weights, int experts, int topk, int scoring, int groups,

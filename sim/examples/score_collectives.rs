@@ -2,9 +2,9 @@
 //!
 //! The manifest lists `{file, machine, op, library, launch, ranks, column, args}`; errors are `|predicted - measured| / measured` over
 //! 8 KiB to 128 MiB. `--fit` fits each machine to its tables and says which figures moved, `--left-out` predicts each table by a fit to
-//! its machine's others.
+//! its machine's others and prints what `sim/data/nccl-tests/left-out.txt` holds.
 
-use moetwin_sim::calibrate::{Residual, Table, fit, leave_one_out, residuals, table_errors};
+use moetwin_sim::calibrate::{Residual, SIZES, ShippedTable, Table, fit, leave_one_out, render_shipped, residuals, table_errors};
 use moetwin_sim::import::nccl_tests::read;
 use moetwin_sim::machine::{Machine, find, names};
 use serde_json::Value;
@@ -23,6 +23,7 @@ fn main() -> Result<(), Failure> {
     let entries: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(manifest)?)?;
     let mut out = std::io::stdout().lock();
     let mut every = Vec::new();
+    let mut shipped: Vec<ShippedTable> = Vec::new();
     // `a+b` fits the figures of a to the tables of both.
     let groups: Vec<&str> = if filter.contains('+') { vec![filter] } else { names().collect() };
     for group in groups {
@@ -40,9 +41,9 @@ fn main() -> Result<(), Failure> {
         }
         let mut machine = find(name).ok_or("a built-in without a constructor")?;
         if has("--left-out") {
-            for (table, error) in tables.iter().zip(leave_one_out(&machine, &tables)?) {
-                writeln!(out, "{:5.1}% left out {name} {}", error * 100.0, table.name)?;
-                every.push(error);
+            for (table, left_out) in tables.iter().zip(leave_one_out(&machine, &tables)?) {
+                let rows = table.rows.iter().filter(|row| SIZES.contains(&row.bytes)).count();
+                shipped.push(ShippedTable { machine: name.to_owned(), table: table.name.trim_end().to_owned(), rows, left_out });
             }
             continue;
         }
@@ -65,6 +66,10 @@ fn main() -> Result<(), Failure> {
             writeln!(out, "{:5.1}% max {:5.1}% rows {:3} {name} {}", error * 100.0, most * 100.0, own.len(), table.name)?;
         }
         every.extend(rows.iter().map(|row| row.error().abs()));
+    }
+    if has("--left-out") {
+        write!(out, "{}", render_shipped(&shipped))?;
+        return Ok(());
     }
     writeln!(out, "all: mean {:.1}% of {}", every.iter().sum::<f64>() / every.len().max(1) as f64 * 100.0, every.len())?;
     Ok(())

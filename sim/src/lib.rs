@@ -12,6 +12,7 @@ pub mod load;
 pub mod machine;
 pub mod measured;
 pub mod network;
+pub mod profile;
 pub mod serving;
 pub mod speculation;
 pub mod time;

@@ -1,6 +1,6 @@
 //! How near predictions are to the published tables that ship with the project.
 
-use moetwin_sim::calibrate::{Table, fit, leave_one_out, residuals, table_errors};
+use moetwin_sim::calibrate::{Table, fit, leave_one_out, residuals, shipped_left_out, table_errors};
 use moetwin_sim::import::tables::{Entry, manifest, table};
 use moetwin_sim::machine::{Machine, find};
 use std::path::PathBuf;
@@ -53,10 +53,26 @@ fn a_table_left_out_of_its_machines_fit_is_still_predicted() {
     for name in ["4x-gb200", "8x-h100-sxm"] {
         let machine = find(name).expect("built in");
         let tables = tables(&entries, &machine);
-        for (table, error) in tables.iter().zip(leave_one_out(&machine, &tables).expect("fits")) {
-            assert!(error < 0.25, "{}: {:.1} % when left out", table.name, error * 100.0);
+        let shipped = shipped_left_out();
+        for (table, left_out) in tables.iter().zip(leave_one_out(&machine, &tables).expect("fits")) {
+            assert!(left_out.error < 0.15, "{}: {:.1} % when left out", table.name, left_out.error * 100.0);
+            let told = shipped.iter().find(|one| one.machine == name && one.table == table.name).expect("all shipped tables are in it");
+            let rounded = |error: f64| (error * 1e4).round();
+            assert_eq!(rounded(told.left_out.error), rounded(left_out.error), "{}: run score_collectives --left-out again", table.name);
         }
     }
+}
+
+#[test]
+fn every_shipped_table_has_an_error_when_left_out() {
+    let entries = entries();
+    let shipped = shipped_left_out();
+    assert_eq!(shipped.len(), entries.len());
+    for one in &shipped {
+        assert!(entries.iter().any(|entry| entry.machine == one.machine && entry.file == one.table), "{}", one.table);
+    }
+    let mean = shipped.iter().map(|one| one.left_out.error).sum::<f64>() / shipped.len() as f64;
+    assert!(mean < 0.12, "{:.1} %", mean * 100.0);
 }
 
 #[test]

@@ -260,6 +260,56 @@ fn without_peer_access_rings_go_through_host_memory_and_the_detected_graph_makes
 }
 
 #[test]
+fn without_peer_access_nccl_searches_through_the_cpu() {
+    // Four GPUs share an uplink: a ring through the CPU gets 12 GB/s of its 48, and GPUs of SM 100 and later search no lower than 18.
+    for name in ["8x-rtx-pro-6000-wrx90-2switch", "8x-rtx-pro-6000-3switch"] {
+        let with = machine(name);
+        let without = with.clone().with_peer_access(false);
+        let (fast, slow) = (request(CollectiveOp::AllReduce, 8, 14_336), done(&without, &request(CollectiveOp::AllReduce, 8, 14_336)));
+        let fast = done(&with, &fast);
+        assert!(!fast.graph.fallback && slow.graph.fallback, "{name}");
+        assert_eq!((fast.protocol, slow.protocol), (Protocol::Ll, Protocol::Simple), "{name}");
+        assert!(slow.duration > fast.duration + Duration::from_us(30), "{name}: {} {}", fast.duration, slow.duration);
+    }
+    // Where two share one the search finds 24, and LL stays.
+    let server = machine("8x-rtx-pro-6000-server").with_peer_access(false);
+    assert_eq!(done(&server, &request(CollectiveOp::AllReduce, 8, 14_336)).protocol, Protocol::Ll);
+    // On NVLink boards the rings lose LL128 and the multicast is what it was.
+    let board = machine("8x-h200-sxm");
+    let off = board.clone().with_peer_access(false);
+    let large = request(CollectiveOp::AllReduce, 8, 16 * MIB);
+    let (with, without) = (done(&board, &large), done(&off, &large));
+    assert_eq!((with.algorithm, without.algorithm, with.duration), (Algorithm::Nvls, Algorithm::Nvls, without.duration));
+    assert!(without.candidates.iter().all(|one| one.protocol != Protocol::Ll128));
+    let ring = CollectiveRequest { algorithm: Some(Algorithm::Ring), ..large };
+    assert!(us(&off, &ring) > 4.0 * us(&board, &ring));
+}
+
+#[test]
+fn two_h200_without_peer_access_take_what_was_measured() {
+    let off = machine("8x-h200-sxm").with_peer_access(false);
+    for (bytes, measured, tolerance) in [(256 * KIB, 40.5, 0.15), (MIB, 67.0, 0.18), (16 * MIB, 610.0, 0.05), (256 * MIB, 9627.0, 0.05)] {
+        near("two H200", all_reduce(&off, 2, bytes), measured, tolerance);
+    }
+}
+
+#[test]
+fn how_a_log_was_taken_is_kept_apart_from_the_collective() {
+    let at = |name: &str, library: Library, launch: Launch| {
+        us(&machine(name), &CollectiveRequest { library, launch, ..request(CollectiveOp::AllReduce, 4, 64 * KIB) })
+    };
+    // Graphs of one NCCL all-reduce replayed back to back, beside a node of a longer graph.
+    let box_of_eight = "8x-rtx-pro-6000-wrx90-2switch";
+    let replay = at(box_of_eight, Library::Nccl, Launch::Graph);
+    near("replayed", replay, 33.3, 0.1);
+    assert!(replay - at(box_of_eight, Library::Nccl, Launch::Node) > 20.0);
+    assert_eq!(at(box_of_eight, Library::OneShot, Launch::Graph), at(box_of_eight, Library::OneShot, Launch::Node));
+    assert_eq!(at("8x-rtx-pro-6000-server", Library::Nccl, Launch::Graph), at("8x-rtx-pro-6000-server", Library::Nccl, Launch::Node));
+    // Loops of five launches.
+    assert!(at("8x-a100-pcie-40gb", Library::Nccl, Launch::Loop) > at("8x-a100-pcie-40gb", Library::Nccl, Launch::Node) + 20.0);
+}
+
+#[test]
 fn a_decode_all_reduce_feels_the_links() {
     for name in ["8x-rtx-pro-6000-server", "8x-rtx-pro-6000-3switch", "8x-rtx-pro-6000-wrx90-2switch"] {
         let here = machine(name);

@@ -182,6 +182,9 @@ fn copies_measure_ports_sockets_and_peer_access() {
     assert!((25.0..25.4).contains(&rate(0, 1)), "{}", rate(0, 1));
     assert!((20.5..21.2).contains(&rate(0, 4)), "{}", rate(0, 4));
     assumes(&machine, &["groups"]);
+    // A GeForce that copies to its peers has a patched driver, which is of no use to NCCL at its own level.
+    assert_eq!(machine.collectives.nccl.p2p_level.value, PathClass::Sys);
+    assumes(&machine, &["NCCL_P2P_LEVEL is SYS"]);
     // Latency through the host says that peer access is off.
     let off = "P2P=Enabled Latency Matrix (us)\nGPU 0 1\n0 1.5 14.2\n1 13.9 1.5\n";
     let machine = import(&[source("p2p", off)], &Options::default()).unwrap_or_else(|e| panic!("{e}")).machine;
@@ -219,6 +222,19 @@ fn contradictions_name_both_places() {
             Ok(imported) => assert_eq!(words, ["", ""], "{files:?} agree: {}", imported.machine.summary),
         }
     }
+}
+
+#[test]
+fn a_gpu_without_nvlink_cannot_show_any() {
+    let matrix = "GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-1)\nGPU 1: NVIDIA GeForce RTX 4090 (UUID: GPU-2)\n\n\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n";
+    let error = refused("topo", matrix);
+    assert!(error.message.contains("GeForce RTX 4090") && error.message.contains("topo: line 1"), "{}", error.message);
+    assert_eq!(error.place.line, 5);
+    // Bridges of models that have them are believed; a comment on a model that has none is of another machine.
+    let read = |text: &str| import(&[source("topo", text)], &Options::default()).unwrap_or_else(|e| panic!("{e}")).machine;
+    assert_eq!(class(&read(&matrix.replace("GeForce RTX 4090", "RTX A6000").replace("NV18", "NV4")), 0, 1), PathClass::Nvl);
+    let (_, bare) = matrix.split_once("\n\n").expect("names, then the matrix");
+    assert!(read(&format!("# machine: 2x RTX 4090\n{bare}")).models[0].nvlink_bytes_per_s > 0);
 }
 
 #[test]
@@ -280,5 +296,10 @@ fn imported_machines_are_files_and_lend_from_their_kin() {
     // The box that a built-in describes lends itself.
     let esc = made(&["esc8000a-lspci.txt", "esc8000a-topo.txt"]);
     assumes(&esc, &["8x-rtx-pro-6000-esc8000a"]);
+    // The GPU's generation counts for more than whether its NVLinks meet in a switch.
+    let mesh = made(&["a100-nps4-topo.txt"]);
+    assumes(&mesh, &["8x-a100-sxm"]);
+    // How the other machine's logs were taken is not lent.
+    assert_eq!((mesh.launch.loop_nccl.value, mesh.launch.graph_nccl.value), Default::default());
     assert!(find("8x-rtx-pro-6000-esc8000a").is_some());
 }

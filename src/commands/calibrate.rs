@@ -14,7 +14,7 @@ use clap::Args;
 use moetwin::cuda::exec::calibrate::{Exchanges, exchanges, floors};
 use moetwin::cuda::exec::{CudaExecutor, DriverHost};
 use moetwin::models::{Deployment, RankId};
-use moetwin::sim::calibrate::{CalibrateError, Fit, Table, fit, leave_one_out, residuals, table_errors};
+use moetwin::sim::calibrate::{CalibrateError, Fit, LeftOut, Table, fit, leave_one_out, residuals, shipped_left_out, table_errors};
 use moetwin::sim::cost::{OwnKernels, family_errors};
 use moetwin::sim::exec::gpu_rates;
 use moetwin::sim::import::nccl_tests::Measurement;
@@ -61,14 +61,17 @@ pub(crate) struct CalibrateArgs {
     #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_values_t = [1, 2, 8])]
     splits: Vec<u32>,
     /// On GPUs: sequences of the steps that are measured
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_values_t = [1, 2, 8, 15, 17, 40, 72])]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 12, 20, 32, 48, 60, 96])]
     batches: Vec<u32>,
     /// On GPUs: tokens in the cache of each sequence
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_values_t = [64, 768])]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_values_t = [64, 512, 2048])]
     contexts: Vec<u32>,
     /// On GPUs: seconds after which no further step is begun
     #[arg(long, value_name = "S", default_value_t = 75, value_parser = clap::value_parser!(u64).range(1..=3600))]
     budget: u64,
+    /// On GPUs: choose launches by measurement, for `run --machine` to take
+    #[arg(long)]
+    tune: bool,
     /// On GPUs: seed of weights and tokens
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -78,8 +81,8 @@ pub(crate) struct CalibrateArgs {
     /// Write the fitted machine here
     #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Say how well each table is predicted by a fit to the others; without --from, how well kernel times of the shipped tables predict
-    /// those that are left out
+    /// Say how well each table is predicted by a fit to the others; without --from, how well the shipped tables, of kernels and of
+    /// collectives, predict what is left out of them
     #[arg(long)]
     report: bool,
     /// Print one JSON object instead of text
@@ -98,7 +101,7 @@ pub(crate) struct Answer {
     /// The fit, or why there is none.
     pub(crate) fit: Result<Fit, CalibrateError>,
     /// Mean error of each table under a fit to the others.
-    pub(crate) left_out: Option<Vec<f64>>,
+    pub(crate) left_out: Option<Vec<LeftOut>>,
 }
 
 /// Fits and prints.
@@ -112,9 +115,9 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Outcome, Failure> {
     if args.from.is_empty() {
         let errors = family_errors();
         if args.json {
-            output::answer_json(&kernels::json(&errors))?;
+            output::answer_json(&kernels::json(&errors, &shipped_left_out()))?;
         } else {
-            output::answer(&kernels::text(&errors))?;
+            output::answer(&kernels::text(&errors, &shipped_left_out()))?;
         }
         return Ok(Outcome::Yes);
     }
@@ -223,18 +226,22 @@ fn on_gpus(args: &CalibrateArgs) -> Result<Outcome, Failure> {
         said.extend(all.iter().flat_map(table_words));
     }
     let until = begin + Duration::from_secs(args.budget);
-    let points = Points { splits, batches, contexts, seed: args.seed, until, least_ps: floor.graph_node_ps };
-    let mut rows = Vec::new();
+    let points = Points { splits, batches, contexts, seed: args.seed, until, tune: args.tune, least_ps: floor.graph_node_ps };
+    let (mut rows, mut choices) = (Vec::new(), Vec::new());
     for (name, spec) in &specs {
         let open = |ranks, capacity| CudaExecutor::open_alone(RankId(0), ranks, calibration::options(capacity));
-        let (more, left) = kernel_rows(spec, &points, &open)?;
-        calibration::progress(begin, &format!("{} kernels of {name}", more.len()));
-        if left > 0 {
-            said.push(format!("{left} steps of {name} were left out: --budget {} is over", args.budget));
+        let found = kernel_rows(spec, &points, &open)?;
+        calibration::progress(begin, &format!("{} kernels of {name}", found.rows.len()));
+        if found.left > 0 {
+            said.push(format!("{} steps of {name} were left out: --budget {} is over", found.left, args.budget));
         }
-        rows.extend(more);
+        rows.extend(found.rows);
+        choices.extend(found.choices);
     }
-    let own = OwnKernels::new(source.clone(), rows);
+    said.extend(choices.iter().map(|c| {
+        format!("{} {} {} x {} at {} rows: {} warps a tile are faster than the constants'", c.op, c.storage, c.n, c.k, c.rows, c.parts)
+    }));
+    let own = OwnKernels { choices, ..OwnKernels::new(source.clone(), rows) };
     let gpu = machine.models.iter().find(|m| Some(m.name.as_str()) == gpu_by_words(&conditions.gpu)).or(machine.models.first());
     let errors = gpu.map(|gpu| own.left_out(&gpu_rates(gpu))).unwrap_or_default();
     let measured = report::Measured { source: &source, floors: &floor, rows: own.rows.len(), errors: &errors, said: &said };

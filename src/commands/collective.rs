@@ -32,8 +32,8 @@ Examples:
   moetwin collective --ranks 4 --skew 0,0,0,170 --sizes 43008 --trace collective.json
 
 Sizes are those of nccl-tests' first column: all-reduce and broadcast the buffer of a rank, all-gather the gathered result, \
-reduce-scatter the input, alltoall all that a rank sends, sendrecv what a rank sends. Launch modes: graph is a node of a captured graph, \
-eager includes the host's launch, loop is the mean of back-to-back launches, as nccl-tests measures.")]
+reduce-scatter the input, alltoall all that a rank sends, sendrecv what a rank sends. Launch modes: node is one of many nodes of a captured graph, \
+as in a decode step; graph a captured graph that holds nothing else, replayed back to back, as engines' benchmarks time it; eager includes the host's launch, loop is the mean of back-to-back launches, as nccl-tests measures.")]
 pub(crate) struct CollectiveArgs {
     /// Machine: a name from `moetwin machine list`, or a machine file
     #[arg(long, value_name = "NAME|FILE", default_value = DEFAULT_MACHINE)]
@@ -51,7 +51,7 @@ pub(crate) struct CollectiveArgs {
     #[arg(long, value_name = "LIBRARY", default_value = "nccl", value_parser = named(Library::ALL, Library::name))]
     library: Library,
     /// How it is launched
-    #[arg(long, value_name = "MODE", default_value = "graph", value_parser = named(Launch::ALL, Launch::name))]
+    #[arg(long, value_name = "MODE", default_value = "node", value_parser = named(Launch::ALL, Launch::name))]
     launch: Launch,
     /// Whether GPUs read and write each other's memory directly [default: what the machine can]
     #[arg(long, value_name = "on|off")]

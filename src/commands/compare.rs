@@ -1,7 +1,8 @@
 //! `moetwin compare`: predicted beside measured.
 
+use super::compare_profile;
 use super::run::cut;
-use crate::args::{AllReduceKind, AllToAllKind, DeploymentArgs, Routing, Switch};
+use crate::args::{AllReduceKind, AllToAllKind, DeploymentArgs, Switch};
 use crate::error::{Failure, InputError, Outcome};
 use crate::measurement::Conditions;
 use crate::output;
@@ -15,13 +16,35 @@ use moetwin::runtime::Program;
 use moetwin::sim::breakdown::Breakdown;
 use moetwin::sim::exec::{SimTrace, simulate};
 use moetwin::sim::machine;
-use moetwin::sim::measured::{self, Comparison, Origin, Trace};
+use moetwin::sim::measured::{self, Comparison, Origin, Trace, is_exchange};
 use moetwin::sim::topology::gpu_by_words;
 use moetwin::sim::trace::chrome_trace;
 use std::path::{Path, PathBuf};
 
 /// Machine of the origin story, on which a rank slice's deployment is also predicted: PCIe instead of NVLink.
 const PCIE_MACHINE: &str = crate::args::DEFAULT_MACHINE;
+
+/// Flags of a deployment that a trace of ours says itself.
+const SAID_BY_THE_TRACE: [&str; 18] = [
+    "model",
+    "tp",
+    "pp",
+    "dp_attention",
+    "ep",
+    "dcp",
+    "replicas",
+    "batch",
+    "context",
+    "phase",
+    "spec",
+    "spec_accept",
+    "graphs",
+    "kv_dtype",
+    "a2a",
+    "engine",
+    "engine_version",
+    "nccl_graph",
+];
 
 /// Arguments of `moetwin compare`.
 #[derive(Args)]
@@ -30,35 +53,33 @@ Examples:
   moetwin compare --measured measured.json
   moetwin compare --measured measured.json --machine calibrated.json --json
   moetwin compare --measured measured.json --predicted predicted.json
+  moetwin compare --trace tests/fixtures/profiles/vllm.json.gz --model mixtral-8x7b --tp 2
 
 The measured trace is one of `moetwin run --backend cuda --trace FILE`. It says what it is of, so the same step is predicted: on --machine, or
 else on the built-in machine that has such GPUs, with the experts that its tokens chose. --predicted takes a trace of `moetwin sim --trace`
-instead. Commands are joined by their ids. Of one rank alone (run --only-rank) the step of the whole deployment is added that follows from it.")]
+instead. Commands are joined by their ids. Of one rank alone (run --only-rank) the step of the whole deployment is added that follows from it.
+
+A profile of another engine (--trace) is what torch's profiler wrote (.json, .json.gz), a SQLite export of nsys, or the CSV of its report
+cuda_gpu_trace. Its kernels are grouped into classes of work by their names and by what runs around them, and the step that repeats is
+put beside the step that the deployment flags describe: model, machine, split, batch and context as your engine had them.")]
 pub(crate) struct CompareArgs {
-    /// A trace of what was measured
-    #[arg(long, value_name = "FILE")]
-    measured: PathBuf,
+    /// A trace of what `moetwin run` measured
+    #[arg(long, value_name = "FILE", required_unless_present = "trace", conflicts_with_all = SAID_BY_THE_TRACE)]
+    measured: Option<PathBuf>,
+    /// A profile of another engine: torch's profiler, nsys
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["measured", "predicted", "rows"])]
+    trace: Option<PathBuf>,
+    /// Forward passes that the whole profile holds, where no repetition shows it
+    #[arg(long, value_name = "N", requires = "trace", value_parser = clap::value_parser!(u32).range(1..))]
+    steps: Option<u32>,
     /// A trace of what was predicted, instead of predicting it now
     #[arg(long, value_name = "FILE", conflicts_with_all = ["machine", "routing", "p2p", "allreduce"])]
     predicted: Option<PathBuf>,
-    /// Machine to predict for: a name from `moetwin machine list`, or a machine file
-    #[arg(long, value_name = "NAME|FILE")]
-    machine: Option<String>,
-    /// How tokens choose experts, instead of as they were seen to
-    #[arg(long, value_name = "uniform|zipf:S|FILE")]
-    routing: Option<Routing>,
-    /// Whether GPUs access each other's memory [default: as it was while measuring]
-    #[arg(long, value_name = "on|off")]
-    p2p: Option<Switch>,
-    /// All-reduce implementation [default: nccl, which is what runs]
-    #[arg(long, value_name = "KIND")]
-    allreduce: Option<AllReduceKind>,
     /// Commands to list, worst first
     #[arg(long, value_name = "N", default_value_t = 15)]
     rows: usize,
-    /// Print one JSON object instead of text
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    deployment: DeploymentArgs,
 }
 
 /// What was found.
@@ -99,8 +120,12 @@ pub(crate) struct Following {
 
 /// Compares and prints.
 pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
-    let measured = read("--measured", &args.measured)?;
-    let file = args.measured.to_string_lossy();
+    if let Some(file) = &args.trace {
+        return compare_profile::run(file, args.steps, &args.deployment);
+    }
+    let path = args.measured.as_deref().unwrap_or(Path::new(""));
+    let measured = read("--measured", path)?;
+    let file = path.to_string_lossy();
     if measured.origin != Origin::Measured {
         let error = InputError::new("--measured", "holds a prediction, not a measurement").value(file);
         return Err(error.accepted(["a trace of moetwin run --backend cuda --trace"]).into());
@@ -111,9 +136,9 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
             let conditions = Conditions::read("--measured", &file, &measured.conditions).ok();
             Answer { against: path.display().to_string(), conditions, ..joined(args, &predicted, &measured, "--predicted")? }
         }
-        None => predicted_now(args, &measured)?,
+        None => predicted_now(args, &file, &measured)?,
     };
-    if args.json {
+    if args.deployment.json {
         output::answer_json(&report::json(&answer))?;
     } else {
         output::answer(&report::text(&answer))?;
@@ -143,20 +168,26 @@ fn joined(args: &CompareArgs, predicted: &Trace, measured: &Trace, flag: &'stati
 }
 
 /// Predicts what was measured, and joins.
-fn predicted_now(args: &CompareArgs, measured: &Trace) -> Result<Answer, Failure> {
-    let conditions = Conditions::read("--measured", &args.measured.to_string_lossy(), &measured.conditions)?;
-    let name = match &args.machine {
+fn predicted_now(args: &CompareArgs, file: &str, measured: &Trace) -> Result<Answer, Failure> {
+    let conditions = Conditions::read("--measured", file, &measured.conditions)?;
+    let name = match &args.deployment.machine {
         Some(name) => name.clone(),
         None => machine_with(&conditions.gpu)?,
     };
     let again = Again { args, conditions: &conditions, captured: measured.captured };
-    let (scenario, program, trace) = again.predict(&name, args.p2p.or(conditions.peer_access_off.then_some(Switch::Off)))?;
+    let (scenario, program, trace) = again.predict(&name, args.deployment.p2p.or(conditions.peer_access_off.then_some(Switch::Off)))?;
     let predicted = measured::read(&chrome_trace(&program, &trace)).map_err(|e| Failure::Running(format!("a defect of moetwin: {e}")))?;
-    let slice = match conditions.only_rank {
-        Some(_) => Some(again.slice(&name, measured, Breakdown::new(&program, &trace))?),
-        None => None,
+    let Some(_) = conditions.only_rank else {
+        let answer = joined(args, &predicted, measured, "--measured")?;
+        return Ok(Answer { against: scenario.machine.name.clone(), conditions: Some(conditions), ..answer });
     };
-    let answer = joined(args, &predicted, measured, "--measured")?;
+    // Of a rank alone the compute half is compared; its exchanges are nobody's.
+    let breakdown = Breakdown::new(&program, &trace);
+    let ps = |ms: f64| (ms * 1e9).max(0.0) as u64;
+    let half = predicted.without_exchanges(ps(compute_part(&breakdown)));
+    let slice = Some(again.slice(&name, measured, breakdown)?);
+    let compute_ms = slice.as_ref().map_or(0.0, |s| s.compute_ms);
+    let answer = joined(args, &half, &measured.clone().without_exchanges(ps(compute_ms)), "--measured")?;
     Ok(Answer { against: scenario.machine.name.clone(), slice, conditions: Some(conditions), ..answer })
 }
 
@@ -194,8 +225,8 @@ impl Again<'_> {
             a2a: Some(a2a),
             graphs: Some(if self.captured { Switch::On } else { Switch::Off }),
             p2p,
-            allreduce: Some(self.args.allreduce.unwrap_or(AllReduceKind::Nccl)),
-            routing: self.args.routing.clone(),
+            allreduce: Some(self.args.deployment.allreduce.unwrap_or(AllReduceKind::Nccl)),
+            routing: self.args.deployment.routing.clone(),
             seed: c.seed,
             ..DeploymentArgs::default()
         };
@@ -204,7 +235,7 @@ impl Again<'_> {
         let mut scenario = Scenario::of(&flags, resolve::machine("--machine", machine)?, model)?;
         scenario.step = c.step();
         let program = scenario.program(&scenario.step)?;
-        let seen = if self.args.routing.is_none() { c.chosen.clone() } else { Default::default() };
+        let seen = if self.args.deployment.routing.is_none() { c.chosen.clone() } else { Default::default() };
         let routing = RecordedRouting::new(seen, SampledRouting::new(scenario.routing.clone(), scenario.seed));
         let trace = simulate(&program, &scenario.machine, &routing, &scenario.options).map_err(|e| Failure::Running(e.to_string()))?;
         Ok((scenario, program, trace))
@@ -235,10 +266,6 @@ impl Again<'_> {
         }
         Ok(SliceAnswer { compute_ms, stand_in_ms, deployments })
     }
-}
-
-fn is_exchange(class: OpClass) -> bool {
-    matches!(class, OpClass::AllReduce | OpClass::GatherScatter | OpClass::AllToAll | OpClass::SendRecv)
 }
 
 /// Milliseconds of a pass that are not exchanges, on the chain that decides it.

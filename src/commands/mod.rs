@@ -4,6 +4,7 @@ pub(crate) mod calibrate;
 mod check;
 pub(crate) mod collective;
 pub(crate) mod compare;
+pub(crate) mod compare_profile;
 mod completions;
 mod doctor;
 mod graph;

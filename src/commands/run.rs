@@ -13,6 +13,7 @@ use moetwin::cuda::exec::inject::Injection;
 use moetwin::cuda::exec::{AllReduceBackend, CudaExecutor, CudaOptions};
 use moetwin::cuda::launcher::Launcher;
 use moetwin::cuda::{Search, probe};
+use moetwin::kernels::launch::Tuning;
 use moetwin::models::{AllToAll, Deployment, ModelSpec, RankId};
 use moetwin::runtime::builtin;
 use moetwin::runtime::text::{Sampler, TextError, TextModel, stop_tokens};
@@ -188,6 +189,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         library: args.matmul != Some(Matmul::Own),
         launcher: launcher.as_ref().filter(|l| l.size > 1),
         visible,
+        tuning: tuning(args)?,
     };
     execute(args, deployment, &how)
 }
@@ -282,7 +284,7 @@ fn drawn_prompts(args: &RunArgs) -> bool {
 /// Flags that were given and do not touch a run on this backend.
 fn without_effect(args: &DeploymentArgs, backend: Backend) -> Vec<&'static str> {
     let given = [
-        ("--machine", args.machine.is_some()),
+        ("--machine", args.machine.is_some() && backend == Backend::Cpu),
         ("--graphs", args.graphs.is_some() && backend == Backend::Cpu),
         ("--p2p", args.p2p.is_some()),
         ("--allreduce", args.allreduce.is_some() && backend == Backend::Cpu),
@@ -382,6 +384,18 @@ fn conditions(args: &RunArgs, model: &str, deployment: &Deployment) -> Condition
     }
 }
 
+/// Launches as measured on the machine that is named; the constants' where none is, or none was measured.
+fn tuning(args: &RunArgs) -> Result<Tuning, Failure> {
+    let (Some(name), Backend::Cuda) = (&args.deployment.machine, args.backend) else { return Ok(Tuning::default()) };
+    let own = resolve::machine("--machine", name)?.kernels;
+    let tuning = own.as_ref().map_or_else(Tuning::default, |own| Tuning::new(own.choices.clone()));
+    output::note(&match own {
+        Some(own) if !tuning.is_empty() => format!("{} launches as chosen by measurement: {}", tuning.len(), own.source),
+        _ => format!("note: {name} holds no measured choices of launches (moetwin calibrate --tune); constants decide"),
+    });
+    Ok(tuning)
+}
+
 /// One rank alone.
 fn slice_of(args: &RunArgs, rank: RankId, deployment: Deployment, launcher: Option<&Launcher>) -> Result<Outcome, Failure> {
     let (ranks, given) = (deployment.ranks(), rank.0.to_string());
@@ -407,7 +421,12 @@ fn slice_of(args: &RunArgs, rank: RankId, deployment: Deployment, launcher: Opti
     of.collective_delay_us = Some(args.collective_delay);
     let weights = SyntheticWeights::new(&spec, args.deployment.seed);
     let slice = Slice { spec: &spec, weights: &weights, deployment, step, rank, seed: args.deployment.seed, conditions: of };
-    let open = |capacity| CudaExecutor::open_alone(rank, ranks, CudaOptions { capacity, ..options });
+    let tuning = tuning(args)?;
+    let open = |capacity| {
+        let mut executor = CudaExecutor::open_alone(rank, ranks, CudaOptions { capacity, ..options })?;
+        executor.set_tuning(tuning);
+        Ok(executor)
+    };
     slice.measure(memory_bytes, open)?.report(&spec.name, args.deployment.seed, args.deployment.json, trace)
 }
 

@@ -1,5 +1,6 @@
 //! `moetwin sim`.
 
+use super::compare_profile::Measured;
 use crate::args::DeploymentArgs;
 use crate::error::{Failure, InputError, Outcome};
 use crate::output::{self, NewFile};
@@ -43,6 +44,16 @@ Write a page for people: one HTML file that needs no network, with the verdict, 
 would buy (each simulated again) and where every number comes from"
     )]
     report: Option<PathBuf>,
+    /// The real step, shown beside the predicted one in the report
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "report",
+        long_help = "\
+The real step, shown beside the predicted one in the report: a trace of `moetwin run --backend cuda --trace`, or what torch's profiler or nsys \
+recorded of another engine, as `moetwin compare --trace` takes it"
+    )]
+    measured: Option<PathBuf>,
 }
 
 /// Predicts and prints.
@@ -56,6 +67,7 @@ pub(crate) fn run(args: &SimArgs) -> Result<Outcome, Failure> {
     }
     let trace_file = args.trace.as_deref().map(|path| NewFile::plan("--trace", path)).transpose()?;
     let report_file = args.report.as_deref().map(|path| NewFile::plan("--report", path)).transpose()?;
+    let measured = args.measured.as_deref().map(|path| Measured::read("--measured", path).map(|m| (path, m))).transpose()?;
     let prediction = Prediction::of(Scenario::new(&args.deployment)?)?;
     if let Some(file) = trace_file {
         match &prediction.served {
@@ -65,7 +77,11 @@ pub(crate) fn run(args: &SimArgs) -> Result<Outcome, Failure> {
     }
     if let Some(file) = report_file {
         let command = html::reproducing(std::env::args_os().skip(1));
-        file.commit(html::html(&prediction, &command)?.as_bytes())?;
+        let measured = match (&measured, &prediction.served) {
+            (Some((path, measured)), Some(served)) => Some(measured.beside("--measured", path, &prediction.scenario, served)?),
+            _ => None,
+        };
+        file.commit(html::html(&prediction, &command, measured.as_ref())?.as_bytes())?;
     }
     if args.deployment.json {
         output::answer_json(&sim_json::json(&prediction)?)?;

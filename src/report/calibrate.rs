@@ -40,8 +40,12 @@ struct TableJson<'a> {
     mean_error_before: f64,
     mean_error: Option<f64>,
     max_error: Option<f64>,
+    /// Mean of signed errors.
+    bias: Option<f64>,
     /// By a fit to the other tables from figures of nobody's machine.
     left_out_error: Option<f64>,
+    /// The same of rows that are not eager.
+    left_out_error_without_eager: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -71,14 +75,17 @@ pub(crate) fn json(answer: &Answer) -> CalibrateJson<'_> {
     let errors = table_errors(residuals, answer.tables.len());
     let fits = answer.fit.is_ok();
     let tables = answer.tables.iter().enumerate().map(|(index, table)| {
-        let own = residuals.iter().filter(|row| row.table == index);
+        let own: Vec<f64> = residuals.iter().filter(|row| row.table == index).map(Residual::error).collect();
+        let left_out = answer.left_out.as_ref().map(|tables| tables[index]);
         TableJson {
             name: &table.name,
             rows: table.rows.len(),
             mean_error_before: answer.errors_before[index],
             mean_error: fits.then(|| errors[index]),
-            max_error: fits.then(|| own.map(|row| row.error().abs()).fold(0.0, f64::max)),
-            left_out_error: answer.left_out.as_ref().map(|errors| errors[index]),
+            max_error: fits.then(|| own.iter().map(|error| error.abs()).fold(0.0, f64::max)),
+            bias: fits.then(|| own.iter().sum::<f64>() / own.len().max(1) as f64),
+            left_out_error: left_out.map(|left_out| left_out.error),
+            left_out_error_without_eager: left_out.and_then(|left_out| left_out.without_eager),
         }
     });
     let moved = answer.fit.as_ref().map_or(&[][..], |fit| fit.moved.as_slice());
@@ -127,7 +134,7 @@ pub(crate) fn text(answer: &Answer) -> String {
     tables(&mut out, answer);
     worst(&mut out, answer);
     if answer.left_out.is_some() {
-        let note = "Left out: each table predicted by a fit to the others, which begins at round figures that no table of this machine has touched.";
+        let note = "Left out: each table predicted by a fit to the others, which begins at round figures that no table of this machine has touched. Not eager: of those rows that are not; how long the host of a box takes is in no table but its own.";
         let _ = writeln!(out, "\n{}", wrap(note, 0));
     }
     out
@@ -151,7 +158,7 @@ fn tables(out: &mut String, answer: &Answer) {
     let percent = |value: f64| format!("{:.1} %", value * 100.0);
     let mut header = vec!["table", "rows", "before", "fitted", "worst row", "bias"];
     if answer.left_out.is_some() {
-        header.push("left out");
+        header.extend(["left out", "not eager"]);
     }
     let mut table = Table::new(header, &[]);
     for (index, one) in answer.tables.iter().enumerate() {
@@ -161,7 +168,9 @@ fn tables(out: &mut String, answer: &Answer) {
         let fitted = |text: String| if answer.fit.is_ok() { text } else { "-".to_owned() };
         let mut cells = vec![one.name.clone(), one.rows.len().to_string(), percent(answer.errors_before[index])];
         cells.extend([fitted(percent(errors[index])), fitted(percent(worst)), fitted(format!("{:+.1} %", bias * 100.0))]);
-        cells.extend(answer.left_out.as_ref().map(|errors| percent(errors[index])));
+        if let Some(left_out) = answer.left_out.as_ref().map(|tables| tables[index]) {
+            cells.extend([percent(left_out.error), left_out.without_eager.map_or_else(|| "-".to_owned(), percent)]);
+        }
         table.row(cells);
     }
     let _ = write!(out, "Mean error of each table, of rows from 8 KiB to 128 MiB\n{}", table.render());

@@ -9,6 +9,7 @@ pub(crate) mod collective_text;
 pub(crate) mod compare;
 pub(crate) mod html;
 pub(crate) mod kernels;
+pub(crate) mod profile;
 pub(crate) mod requests;
 pub(crate) mod sim_json;
 pub(crate) mod sim_text;

@@ -2,6 +2,7 @@
 
 use super::plan::{BLOCK, LaunchError, Plan, WARPS, activation_args};
 use super::storage::{Extent, Storage, extent_of, storage_of};
+use super::tuning::Asked;
 use super::{Arg, DenseProduct, Element, LIBRARY_ROWS, element_of};
 use moetwin_models::spec::Activation;
 use moetwin_models::{Axis, TensorId};
@@ -130,11 +131,16 @@ impl Plan<'_> {
         }
         let steps = p.k.div_ceil(step_of(storage));
         let tiles = p.n.div_ceil(TILE_ROWS);
-        let parts = most_parts(steps, DENSE_LEAST_STEPS);
+        let chosen = self.tuning.parts(&Asked { op: "linear", storage, n: p.n, k: p.k, rows: p.rows });
+        let parts = chosen.unwrap_or_else(|| most_parts(steps, DENSE_LEAST_STEPS));
         let tokens = [1, 2].into_iter().find(|t| p.rows <= t * TILE_TOKENS).unwrap_or(4);
         let blocks = tiles.div_ceil(u64::from(WARPS) / parts);
         let across = p.rows.div_ceil(TILE_TOKENS * tokens);
-        let split = plain && blocks * across * p.batch < FEW_BLOCKS && steps >= 2 * parts * CLUSTER && (parts == 8 || p.batch == 1);
+        let split = chosen.is_none()
+            && plain
+            && blocks * across * p.batch < FEW_BLOCKS
+            && steps >= 2 * parts * CLUSTER
+            && (parts == 8 || p.batch == 1);
         let kernel = match (storage, tokens, split) {
             (Storage::Rows(_), 1, false) => "linear_mma_bf16_1",
             (Storage::Rows(_), _, false) => "linear_mma_bf16_2",
@@ -240,7 +246,8 @@ impl Plan<'_> {
         let lists = [offsets, list, active];
         self.gate_up(&e, activation, storages[0], Some(&lists), h.clone())?;
         let steps = e.inter.div_ceil(step_of(storages[1]));
-        let parts = parts_of(storages[1], steps, e.hidden.div_ceil(TILE_ROWS) * e.active());
+        let parts = self.expert_parts(&e, storages[1]);
+        let parts = parts.unwrap_or_else(|| parts_of(storages[1], steps, e.hidden.div_ceil(TILE_ROWS) * e.active()));
         let mut args = vec![h];
         args.extend(self.weights(storages[1], self.node.inputs[4], 4)?);
         args.push(if e.down_biased { Arg::Input(6) } else { Arg::Null });
@@ -268,6 +275,11 @@ impl Plan<'_> {
         self.experts_sum(&e, y)
     }
 
+    /// Warps that share a tile of an experts' product, where that was measured.
+    fn expert_parts(&self, e: &ExpertsPlan, storage: Storage) -> Option<u64> {
+        self.tuning.parts(&Asked { op: "experts", storage, n: e.inter, k: e.hidden, rows: e.rows })
+    }
+
     /// Gate, up and the activation of the listed pairs, or of one token's choices.
     fn gate_up(
         &mut self,
@@ -278,7 +290,8 @@ impl Plan<'_> {
         h: Arg,
     ) -> Result<(), LaunchError> {
         let active = if lists.is_some() { e.active() } else { e.topk };
-        let parts = parts_of(storage, e.hidden.div_ceil(step_of(storage)), e.inter.div_ceil(FUSED_COLS) * active);
+        let parts = self.expert_parts(e, storage);
+        let parts = parts.unwrap_or_else(|| parts_of(storage, e.hidden.div_ceil(step_of(storage)), e.inter.div_ceil(FUSED_COLS) * active));
         let mut args = vec![Arg::Input(0)];
         args.extend(self.weights(storage, self.node.inputs[3], 3)?);
         args.push(if e.biased { Arg::Input(5) } else { Arg::Null });

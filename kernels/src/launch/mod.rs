@@ -6,9 +6,11 @@ mod plan;
 pub mod storage;
 #[cfg(test)]
 mod tests;
+pub mod tuning;
 
-pub use plan::{LaunchError, SHARED_LIMIT_BYTES, launches};
+pub use plan::{LaunchError, SHARED_LIMIT_BYTES, launches, launches_with};
 pub use storage::{Storage, storage_of};
+pub use tuning::{Choice, Tuning};
 
 use moetwin_models::op::LinearRole;
 use moetwin_models::{DType, Graph, Op, TensorId, TensorKind, WeightFormat, WeightRole};

@@ -1,6 +1,6 @@
 //! From an op and a rank's local sizes to launches.
 
-use super::{Arg, DenseProduct, Launch, Launches, Table};
+use super::{Arg, DenseProduct, Launch, Launches, Table, Tuning};
 use moetwin_models::graph::SplitError;
 use moetwin_models::spec::{Activation, GroupScore, RopeSpec, RouterSpec, Scoring};
 use moetwin_models::{Axis, Graph, Node, NodeId, Op, RankId, TensorId};
@@ -15,6 +15,9 @@ const WIDE_BLOCK: u32 = 1024;
 pub const SHARED_LIMIT_BYTES: u32 = 99 << 10;
 /// Scratch pieces start at multiples of this.
 const ALIGNMENT_BYTES: u64 = 256;
+
+/// Experts of a router whose choice a thread an expert makes (`route_ranked` in route.cu).
+const RANKED_EXPERTS: u64 = 512;
 
 /// Why an op has no launches.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -44,7 +47,12 @@ pub enum LaunchError {
 
 /// The launches of `node` on `rank`; none where the rank has no rows. Communication and [`Op::Slice`] belong to the executor.
 pub fn launches(graph: &Graph, node: NodeId, rank: RankId) -> Result<Launches, LaunchError> {
-    let mut plan = Plan { graph, node: &graph.nodes[node], rank, out: Launches::default() };
+    launches_with(graph, node, rank, &Tuning::default())
+}
+
+/// The same with choices that were measured.
+pub fn launches_with(graph: &Graph, node: NodeId, rank: RankId, tuning: &Tuning) -> Result<Launches, LaunchError> {
+    let mut plan = Plan { graph, node: &graph.nodes[node], rank, tuning, out: Launches::default() };
     plan.op()?;
     Ok(plan.out)
 }
@@ -54,6 +62,7 @@ pub(super) struct Plan<'a> {
     pub(super) graph: &'a Graph,
     pub(super) node: &'a Node,
     pub(super) rank: RankId,
+    pub(super) tuning: &'a Tuning,
     out: Launches,
 }
 
@@ -200,17 +209,12 @@ impl Plan<'_> {
         if topk > 32 {
             return Err(self.no_kernel("a choice of more than 32 experts"));
         }
-        let by_warp = match experts {
-            _ if router.topk_groups < router.groups => None,
-            0..=128 => Some("route_4"),
-            129..=256 => Some("route_8"),
-            257..=512 => Some("route_16"),
-            _ => None,
-        };
-        if let Some(kernel) = by_warp {
+        if router.topk_groups >= router.groups && experts <= RANKED_EXPERTS && u64::from(topk) <= experts {
             // Groups have no part in it.
             let args = args.into_iter().enumerate().filter(|(i, _)| !(7..10).contains(i)).map(|(_, a)| a).collect();
-            return self.grid("route.cu", kernel, [rows, 1, 1], 32, 0, args);
+            let block = u32::try_from(experts.next_multiple_of(32)).unwrap_or(BLOCK);
+            let shared = 4 * (experts.next_multiple_of(4) + u64::from(topk));
+            return self.grid("route.cu", "route_ranked", [rows, 1, 1], block, shared, args);
         }
         self.rows("route.cu", "route", rows, 1, 4 * (2 * experts + u64::from(router.groups)), args)
     }

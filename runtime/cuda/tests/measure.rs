@@ -13,7 +13,7 @@ use moetwin_runtime::{Action, Executor, Program};
 use std::time::Duration;
 use support::{exchanging, model, options, programs, staged};
 
-const OFTEN: Repetitions = Repetitions { replays: 4, eager: 2, twins: 3 };
+const OFTEN: Repetitions = Repetitions { replays: 4, eager: 2, twins: 3, one_stream: false };
 
 fn inputs() -> StepInputs {
     StepInputs { token_ids: vec![1; 8], sequences: vec![Sequence { past: 3, new: 1 }; 8] }
@@ -29,6 +29,9 @@ fn measured(host: &FakeHost, local: &[u32], deployment: &Deployment, options: Cu
     decode.ranks.ids().try_for_each(|rank| executor.load(&decode, rank, &weights)).unwrap();
     let key = executor.prepare(decode.clone()).unwrap();
     let times = executor.measure(key, &inputs(), OFTEN).unwrap();
+    // On one stream nothing is shared, and every command takes what it takes.
+    let alone = executor.measure(key, &inputs(), Repetitions { one_stream: true, ..OFTEN }).unwrap();
+    assert!(times.iter().zip(&alone).all(|(a, b)| a.commands == b.commands && a.chosen == b.chosen));
     (times, decode)
 }
 

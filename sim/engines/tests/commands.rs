@@ -99,6 +99,14 @@ fn names(answer: &Answer) -> Vec<&str> {
     std::iter::once(answer.invariant.as_str()).chain(answer.next.iter().map(|n| n.invariant.as_str())).collect()
 }
 
+#[test]
+fn a_launch_without_a_model_is_refused_where_the_engine_has_no_default() {
+    assert_eq!(ask(0, "python -m sglang.launch_server --tp 8".to_owned()).invariant, "model_is_given");
+    assert!(ask(0, "python -m sglang.launch_server --tp 8 <more>".to_owned()).invariant.is_empty());
+    let file = ask(5, "vllm serve --config serve.yaml".to_owned());
+    assert!(file.invariant.is_empty() && file.notes.iter().any(|n| n.contains("--config")), "{:?}", file.notes);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 

@@ -2,7 +2,8 @@
 
 use super::generic::generic;
 use super::knobs::{Knob, knobs, scale};
-use super::{CalibrateError, Fit, Table, residuals, table_errors};
+use super::{CalibrateError, Fit, Residual, Table, residuals, table_errors};
+use crate::collective::Launch;
 use crate::machine::{Machine, Origin};
 
 /// Most mean error over the tables that a fit may have.
@@ -102,12 +103,8 @@ fn defend(machine: &Machine, tables: &[Table]) -> Result<(), CalibrateError> {
     }
 }
 
-/// For each table: the mean error of a fit to all the others, which begins at figures that no table of this machine has touched. Tells
-/// how far the fit reaches beyond what it has seen.
-///
-/// # Errors
-/// As [`fit`], but for a fit that cannot be defended: how bad it is, is what is asked. Needs at least two tables.
-pub fn leave_one_out(machine: &Machine, tables: &[Table]) -> Result<Vec<f64>, CalibrateError> {
+/// For each table: its rows as predicted by a fit to all the others.
+fn predicted_by_others(machine: &Machine, tables: &[Table]) -> Result<Vec<Vec<Residual>>, CalibrateError> {
     if tables.len() < 2 {
         return Err(CalibrateError::OneTable);
     }
@@ -117,7 +114,33 @@ pub fn leave_one_out(machine: &Machine, tables: &[Table]) -> Result<Vec<f64>, Ca
         let mut others = tables.to_vec();
         let left_out = [others.remove(index)];
         let (fitted, _) = search(&start, &others)?;
-        out.extend(table_errors(&residuals(&fitted, &left_out)?, 1));
+        out.push(residuals(&fitted, &left_out)?);
     }
     Ok(out)
+}
+
+/// How well a table is predicted by a fit to its machine's others.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LeftOut {
+    /// Mean error of all its rows.
+    pub error: f64,
+    /// Of those that are not eager: how long the host of a box takes is in no table but its own. `None` if all are.
+    pub without_eager: Option<f64>,
+}
+
+/// For each table: the mean error of a fit to all the others, which begins at figures that no table of this machine has touched. Tells
+/// how far the fit reaches beyond what it has seen.
+///
+/// # Errors
+/// As [`fit`], but for a fit that cannot be defended: how bad it is, is what is asked. Needs at least two tables.
+pub fn leave_one_out(machine: &Machine, tables: &[Table]) -> Result<Vec<LeftOut>, CalibrateError> {
+    let mean = |errors: Vec<f64>| (!errors.is_empty()).then(|| errors.iter().sum::<f64>() / errors.len() as f64);
+    let all = predicted_by_others(machine, tables)?;
+    Ok(all
+        .iter()
+        .map(|rows| {
+            let errors = |keep: fn(&Residual) -> bool| rows.iter().filter(|row| keep(row)).map(|row| row.error().abs()).collect();
+            LeftOut { error: mean(errors(|_| true)).unwrap_or(0.0), without_eager: mean(errors(|row| row.launch != Launch::Eager)) }
+        })
+        .collect())
 }

@@ -27,12 +27,14 @@ pub fn generic(machine: &Machine) -> Machine {
     set(&mut figures.pcie, [500, 700, 2000, 3000, 200], [4_000_000_000, 60_000_000_000], 400);
     set(&mut figures.host, [700, 1400, 3000, 3500, 500], [3_000_000_000, host_rate], 450);
     let point = &mut figures.point_to_point;
-    (point.ll_latency, point.simple_latency, point.per_peer) = (ns(2500), ns(6500), ns(200));
+    (point.ll_latency, point.simple_latency, point.per_peer) =
+        if nvlink_rate > 0 { (ns(2500), ns(7000), ns(120)) } else { (ns(2000), ns(5000), ns(400)) };
     point.peer_bytes_per_s = number((nvlink_rate / 2).max(30_000_000_000));
     point.link_permille = number(if nvlink_rate > 0 { 650 } else { 1000 });
     let custom = &mut figures.custom;
-    (custom.barrier, custom.per_rank, custom.phase) = (ns(2500), ns(200), ns(3000));
-    custom.push_barrier = ns(1500);
+    // Kernels that read meet their peers before and after; those that push need not.
+    (custom.barrier, custom.push_barrier) = (ns(4000), ns(1500));
+    (custom.per_rank, custom.phase) = (ns(200), ns(2500));
     custom.link_permille = number(800);
     if let Some(nvls) = &mut figures.nvls {
         (nvls.latency, nvls.fill, nvls.symmetric_latency) = (ns(20_000), ns(40_000), ns(14_000));
@@ -42,6 +44,12 @@ pub fn generic(machine: &Machine) -> Machine {
     }
     out.launch.eager_collective = ns(30_000);
     out.launch.eager_nccl = ns(35_000);
+    // How logs were taken: the fit says how much, if it is there at all.
+    for how in [&mut out.launch.loop_nccl, &mut out.launch.graph_nccl] {
+        if how.value > Duration::ZERO {
+            *how = ns(10_000);
+        }
+    }
     out
 }
 

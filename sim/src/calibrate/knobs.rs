@@ -64,6 +64,8 @@ pub(super) fn knobs() -> Vec<(&'static str, Find)> {
         "launch.eager_kernel_ps": launch.eager_kernel,
         "launch.eager_collective_ps": launch.eager_collective,
         "launch.eager_nccl_ps": launch.eager_nccl,
+        "launch.loop_nccl_ps": launch.loop_nccl,
+        "launch.graph_nccl_ps": launch.graph_nccl,
     ]
     .into();
     out.extend(numbers![

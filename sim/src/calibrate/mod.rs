@@ -3,9 +3,11 @@
 mod fit;
 mod generic;
 mod knobs;
+mod shipped;
 
-pub use fit::{DEFENSIBLE_MEAN, DEFENSIBLE_TABLE, fit, leave_one_out};
+pub use fit::{DEFENSIBLE_MEAN, DEFENSIBLE_TABLE, LeftOut, fit, leave_one_out};
 pub use generic::generic;
+pub use shipped::{ShippedTable, render_shipped, shipped_left_out};
 
 use crate::collective::{Algorithm, CollectiveError, CollectiveOp, CollectiveRequest, Collectives, GraphMode, Launch, Library, Protocol};
 use crate::import::nccl_tests::Measurement;

@@ -53,7 +53,7 @@ impl Builder<'_> {
         // A loop of nccl-tests is one process that drives all GPUs.
         let memory = match self.request.launch {
             Launch::Loop => self.machine().collectives.nccl.one_process_memory.value,
-            Launch::Graph | Launch::Eager => SharedMemory::Receiver,
+            Launch::Node | Launch::Graph | Launch::Eager => SharedMemory::Receiver,
         };
         plan.route(from, to, || hop(self.network, self.ordinal(from), self.ordinal(to), memory))
     }

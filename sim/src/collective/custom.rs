@@ -131,7 +131,8 @@ pub(super) fn expand_multicast(builder: &Builder<'_>, algorithm: Algorithm) -> R
     let cap = share(cap, 1000 + 1000 / n as u64);
     for from in 0..n {
         let to = (from + 1) % n;
-        let route = builder.nccl_route(&mut plan, from, to)?;
+        // Multicast goes by NVLink whether or not peers may be accessed.
+        let route = plan.route(from, to, || builder.network.route(builder.ordinal(from), builder.ordinal(to), Access::Write))?;
         let label = Label { from, to, payload_bytes: bytes, step: 0 };
         let id = plan.push(route, label, Flow { wire_bytes, cap }, begin, Vec::new());
         for end in &mut plan.ends {

@@ -62,7 +62,8 @@ fn latency_words(plan: &Plan) -> String {
 
 fn launch_words(launch: Launch) -> &'static str {
     match launch {
-        Launch::Graph => "the graph's node floor",
+        Launch::Node => "the graph's node floor",
+        Launch::Graph => "the replay of a graph that holds nothing else",
         Launch::Loop => "the host thread that launches one after the other",
         Launch::Eager => "the host's launch and the copy of the result",
     }

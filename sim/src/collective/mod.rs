@@ -161,7 +161,9 @@ impl Protocol {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Launch {
-    /// A node of a captured graph.
+    /// One of many nodes of a captured graph, as in a decode step.
+    Node,
+    /// A captured graph that holds nothing else, replayed back to back, as engines' benchmarks time it.
     Graph,
     /// One launch by a host thread, which the time includes.
     Eager,
@@ -171,11 +173,12 @@ pub enum Launch {
 
 impl Launch {
     /// Every mode.
-    pub const ALL: [Launch; 3] = [Launch::Graph, Launch::Eager, Launch::Loop];
+    pub const ALL: [Launch; 4] = [Launch::Node, Launch::Graph, Launch::Eager, Launch::Loop];
 
     /// Name as on the command line.
     pub fn name(self) -> &'static str {
         match self {
+            Launch::Node => "node",
             Launch::Graph => "graph",
             Launch::Eager => "eager",
             Launch::Loop => "loop",
@@ -235,14 +238,14 @@ pub struct CollectiveRequest {
 }
 
 impl CollectiveRequest {
-    /// A collective of the first `ranks` GPUs, captured, by NCCL, all ranks together.
+    /// A collective of the first `ranks` GPUs, a node of a captured graph, by NCCL, all ranks together.
     pub fn new(op: CollectiveOp, ranks: usize, bytes: u64) -> Self {
         Self {
             op,
             ranks: (0..ranks).collect(),
             bytes,
             library: Library::Nccl,
-            launch: Launch::Graph,
+            launch: Launch::Node,
             algorithm: None,
             protocol: None,
             nccl_graph: GraphMode::Detected,

@@ -45,6 +45,9 @@ pub struct NcclGraph {
     pub class: PathClass,
     /// No ring reached the lowest search speed: one channel at 0.1 GB/s.
     pub fallback: bool,
+    /// Rate NCCL expects of NVLink multicast, in units of 10^9 bytes per second; none without an NVSwitch between all ranks. Peer access
+    /// does not matter to it.
+    pub multicast_gb_per_s: Option<f64>,
 }
 
 impl NcclGraph {
@@ -110,15 +113,30 @@ fn nominal(machine: &Machine, link: LinkId, sm: u32, mode: GraphMode) -> Option<
 /// # Errors
 /// If the two are not connected at all.
 pub(super) fn hop(network: &Network<'_>, a: usize, b: usize, memory: SharedMemory) -> Result<Route, RouteError> {
-    let machine = network.machine();
-    let class = network.class(a, b)?;
-    let near = class <= machine.collectives.nccl.p2p_level.value || class == PathClass::Nvl;
     let access = match memory {
-        _ if machine.peer_access.value && near => Access::Write,
+        _ if by_peers(network, a, b)? => Access::Write,
         SharedMemory::Receiver => Access::Bounce,
         SharedMemory::FirstSocket => Access::BounceFirst,
     };
     network.route(a, b, access)
+}
+
+/// Whether NCCL uses peer access between two ranks.
+fn by_peers(network: &Network<'_>, a: usize, b: usize) -> Result<bool, RouteError> {
+    let machine = network.machine();
+    let class = network.class(a, b)?;
+    let near = class <= machine.collectives.nccl.p2p_level.value || class == PathClass::Nvl;
+    Ok(machine.peer_access.value && near)
+}
+
+/// The way NCCL's search takes between two ranks, and its class: without peer access every way leads through a CPU.
+fn seen(network: &Network<'_>, a: usize, b: usize) -> Result<(Route, PathClass), RouteError> {
+    if by_peers(network, a, b)? {
+        let route = network.route(a, b, Access::Write)?;
+        let class = route.class;
+        return Ok((route, class));
+    }
+    Ok((network.route(a, b, Access::Bounce)?, network.pcie_class(a, b)?.max(PathClass::Phb)))
 }
 
 /// The rings NCCL builds.
@@ -138,8 +156,8 @@ pub fn nccl_graph(network: &Network<'_>, ranks: &[usize], mode: GraphMode) -> Re
             if a == b {
                 continue;
             }
-            let route = network.route(a, b, Access::Write)?;
-            class = class.max(route.class);
+            let (route, nearness) = seen(network, a, b)?;
+            class = class.max(nearness);
             for (link, _) in route.hops {
                 *crossings.entry(link).or_default() += 1;
             }
@@ -166,7 +184,25 @@ pub fn nccl_graph(network: &Network<'_>, ranks: &[usize], mode: GraphMode) -> Re
         Some((channels, speed)) => (channels, speed, false),
         None => (1, 0.1, true),
     };
-    Ok(NcclGraph { rings, channels, channel_gb_per_s, class: if fallback { PathClass::Sys } else { class }, fallback })
+    let class = if fallback { PathClass::Sys } else { class };
+    Ok(NcclGraph { rings, channels, channel_gb_per_s, class, fallback, multicast_gb_per_s: multicast(network, ranks, sm)? })
+}
+
+/// What the search finds for multicast: every rank's NVLinks at once.
+fn multicast(network: &Network<'_>, ranks: &[usize], sm: u32) -> Result<Option<f64>, RouteError> {
+    let machine = network.machine();
+    let mut total = f64::INFINITY;
+    for (i, &a) in ranks.iter().enumerate() {
+        let b = ranks[(i + 1) % ranks.len()];
+        if machine.collectives.nvls.is_none() || a == b || network.class(a, b)? != PathClass::Nvl {
+            return Ok(None);
+        }
+        for (link, _) in network.route(a, b, Access::Write)?.hops {
+            let rate = nominal(machine, LinkId::from_index(link as usize / 2), sm, GraphMode::Detected);
+            total = rate.map_or(total, |rate| total.min(rate));
+        }
+    }
+    Ok(search(total, speeds(sm), sm).map(|(channels, speed)| f64::from(channels) * speed))
 }
 
 /// Channels and their speed that fill `total` best; `None` if not even one at the lowest speed fits.
@@ -260,9 +296,9 @@ pub fn nccl_times(machine: &Machine, graph: &NcclGraph, ranks: &[usize], op: Col
         }
         add(Algorithm::Tree, Protocol::Simple, 8.4 + steps * 4.0, tree_bus * tree(2));
         // Tables of four ranks on an NVSwitch follow the ring at every size, those of eight do not.
-        if machine.collectives.nvls.is_some() && nvlink && n > 4.0 {
+        if let Some(multicast) = graph.multicast_gb_per_s.filter(|_| n > 4.0) {
             let efficiency = if sm >= 100 { 0.74 } else { 0.85 };
-            add(Algorithm::Nvls, Protocol::Simple, 25.0, bus * efficiency * (n - 1.0) / n);
+            add(Algorithm::Nvls, Protocol::Simple, 25.0, multicast * efficiency * (n - 1.0) / n);
         }
     }
     out.sort_by(|a, b| a.time_us.total_cmp(&b.time_us));

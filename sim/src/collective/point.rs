@@ -3,7 +3,8 @@
 use super::builder::{Builder, LL_PASS_BYTES, rate, wire};
 use super::plan::{Flow, Label, Plan};
 use super::{CollectiveOp, CollectiveRequest, Protocol};
-use crate::network::RouteError;
+use crate::machine::{LinkKind, PathClass};
+use crate::network::{Route, RouteError};
 use crate::time::Duration;
 
 /// Messages of at most this many bytes go by LL (`NCCL_P2P_LL_THRESHOLD`).
@@ -48,7 +49,9 @@ pub(super) fn expand(builder: &Builder<'_>, protocol: Protocol) -> Result<Plan, 
             }
         }
     }
-    for route in &mut plan.routes {
+    // NVLinks between two GPUs: what is shared is what the sender moves over all of its lanes.
+    let direct = |route: &Route| route.class == PathClass::Nvl && route.hops.len() == 1;
+    for route in plan.routes.iter_mut().filter(|route| !direct(route)) {
         for hop in &mut route.hops {
             hop.1 = share(hop.1, figures.link_permille.value);
         }
@@ -70,6 +73,12 @@ pub(super) fn expand(builder: &Builder<'_>, protocol: Protocol) -> Result<Plan, 
                 (Flow { wire_bytes: bytes, cap: figures.peer_bytes_per_s.value }, figures.simple_latency.value)
             }
         };
+        let flow = if direct(&plan.routes[route as usize]) {
+            let all_lanes = share(nvlink_rate(builder, from), figures.link_permille.value);
+            Flow { cap: flow.cap.min((all_lanes / peers(from, &pairs)).max(1)), ..flow }
+        } else {
+            flow
+        };
         let label = Label { from, to, payload_bytes: bytes, step: 0 };
         let begin = builder.begin[from].max(builder.begin[to]);
         let id = plan.push(route, label, flow, begin, Vec::new());
@@ -78,6 +87,14 @@ pub(super) fn expand(builder: &Builder<'_>, protocol: Protocol) -> Result<Plan, 
         plan.ends[from].push((id, Duration::ZERO));
     }
     Ok(plan)
+}
+
+/// Bytes per second of all of a rank's NVLinks, one way.
+fn nvlink_rate(builder: &Builder<'_>, rank: usize) -> u64 {
+    let machine = builder.machine();
+    let Some(slot) = machine.gpus.get(builder.ordinal(rank)) else { return 0 };
+    let own = machine.links.iter().map(|(_, link)| link).filter(|link| matches!(link.kind, LinkKind::NvLink { .. }));
+    own.filter(|link| link.a == slot.vertex || link.b == slot.vertex).map(|link| link.forward.write_bytes_per_s.value).sum()
 }
 
 /// A share of a rate in thousandths.

@@ -317,21 +317,23 @@ pub(super) fn kernel(machine: &Machine, protocol: Protocol) -> Duration {
     if protocol == Protocol::Peer { Duration::ZERO } else { machine.collectives.kernel.value }
 }
 
-/// What the launch adds to the device time: nothing in a graph; in a loop the host if it is slower; eager the host and the copy of
-/// the result that a framework's out-of-place call makes.
+/// What the launch adds to the device time: nothing inside a longer graph, the replay where the graph holds nothing else; in a loop the
+/// host if it is slower, and the loop's start if it has few launches; eager the host and the copy of the result that a framework's out-of-place call makes.
 fn launch_extra(request: &CollectiveRequest, choice: &Choice, plan: &Plan, spans: &[Span], builder: &Builder<'_>) -> Duration {
     let machine = builder.machine();
     let ends = plan.ends.iter().flatten().map(|&(id, delay)| spans[id as usize].end + delay);
     let device = ends.chain(builder.begin.iter().copied()).max().unwrap_or(Time::ZERO).since(Time::ZERO);
+    // Kernels on symmetric memory are NCCL's too.
+    let own = choice.protocol == Protocol::Peer && choice.algorithm != Algorithm::Symmetric;
     match request.launch {
-        Launch::Graph => Duration::ZERO,
-        Launch::Loop => machine.launch.eager_kernel.value - device,
+        Launch::Node => Duration::ZERO,
+        Launch::Graph if own => Duration::ZERO,
+        Launch::Graph => machine.launch.graph_nccl.value,
+        Launch::Loop => (machine.launch.eager_kernel.value - device) + if own { Duration::ZERO } else { machine.launch.loop_nccl.value },
         Launch::Eager => {
             let memory =
                 request.ranks.iter().filter_map(|&rank| machine.gpu(rank)).map(|gpu| gpu.reached_memory().value).min().unwrap_or(1);
             let copy = Duration::of_bytes(request.bytes.saturating_mul(2), memory);
-            // Kernels on symmetric memory are NCCL's too.
-            let own = choice.protocol == Protocol::Peer && choice.algorithm != Algorithm::Symmetric;
             let host = if own { &machine.launch.eager_collective } else { &machine.launch.eager_nccl };
             (host.value - device) + copy
         }

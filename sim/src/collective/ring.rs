@@ -24,6 +24,7 @@ const MOST_LOOPS: u64 = 256;
 pub(super) fn orders(network: &Network<'_>, ranks: &[usize]) -> Result<Vec<Vec<usize>>, RouteError> {
     let machine = network.machine();
     if ranks.len() > 2
+        && machine.peer_access.value
         && let Some(lanes) = direct_lanes(machine, ranks)
     {
         let rings = lane_rings(lanes, ranks.len());

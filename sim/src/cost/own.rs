@@ -8,7 +8,7 @@ use super::query::weight_format;
 use super::rates::{Element, GpuRates};
 use super::{OpCost, Provenance, op_cost};
 use moetwin_kernels::cost::{CostFacts, CostShape};
-use moetwin_kernels::launch::launches;
+use moetwin_kernels::launch::{Choice, Launch, launches};
 use moetwin_models::{Graph, NodeId, RankId, TensorKind};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -21,6 +21,9 @@ pub struct OwnKernels {
     pub source: String,
     /// The rows.
     pub rows: Vec<OwnRow>,
+    /// Choices of launches that were measured to be faster than the constants', and with which the rows were measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub choices: Vec<Choice>,
 }
 
 /// One measured time.
@@ -43,6 +46,8 @@ pub struct OwnWork {
     pub shape: String,
     /// Kernels launched, in order.
     pub kernels: Vec<String>,
+    /// Blocks of all launches: what a kernel takes goes up where one more tile is begun.
+    pub blocks: u64,
     /// Token rows; of experts, token-expert pairs.
     pub tokens: u64,
     /// Bytes moved.
@@ -55,6 +60,8 @@ pub struct OwnWork {
 const FLOOR_US: f64 = 2.0;
 /// Standard error of a time between rows where nothing was left out to tell.
 const ERROR: f64 = 0.08;
+/// How much a doubling of blocks weighs against one of tokens or bytes.
+const BLOCKS_WEIGH: f64 = 2.0;
 /// How far the nearest row may be, in doublings of tokens and bytes together, for a time to count as interpolated.
 const NEAR: f64 = 3.5;
 
@@ -63,6 +70,8 @@ impl OwnWork {
     pub fn of(graph: &Graph, id: NodeId, rank: RankId, facts: &CostFacts) -> Option<Self> {
         let node = &graph.nodes[id];
         let plan = launches(graph, id, rank).ok()?;
+        let grid = |l: &Launch| u64::from(l.grid.0) * u64::from(l.grid.1) * u64::from(l.grid.2);
+        let blocks = plan.launches.iter().map(grid).sum();
         let kernels: Vec<String> = plan.launches.iter().map(|l| l.kernel.to_owned()).collect();
         if kernels.is_empty() {
             return None;
@@ -78,13 +87,14 @@ impl OwnWork {
             CostShape::Bytes => (widths(graph, id, rank)?, rows()?),
         };
         let bytes = facts.weight_bytes.saturating_add(facts.read_bytes).saturating_add(facts.write_bytes);
-        Some(Self { op: node.op.name().to_owned(), shape, kernels, tokens, bytes, flops: facts.flops })
+        Some(Self { op: node.op.name().to_owned(), shape, kernels, blocks, tokens, bytes, flops: facts.flops })
     }
-    /// Distance to other work of the same shape, in doublings.
+    /// Distance to other work of the same shape, in doublings; those of blocks count most, as they come in steps.
     fn distance(&self, other: &Self) -> f64 {
         let log = |v: u64| libm::log2(v.max(1) as f64);
         let (t, b) = (log(self.tokens) - log(other.tokens), log(self.bytes) - log(other.bytes));
-        libm::sqrt(t * t + b * b)
+        let blocks = BLOCKS_WEIGH * (log(self.blocks) - log(other.blocks));
+        libm::sqrt(t * t + b * b + blocks * blocks)
     }
     /// What bytes, flops and a floor take, microseconds.
     fn model_us(&self, rates: &GpuRates) -> f64 {
@@ -125,7 +135,7 @@ impl OwnKernels {
             times.sort_unstable();
             times[times.len() / 2]
         };
-        Self { source, rows: all.into_iter().map(|(work, times)| OwnRow { work, time_ps: median(times) }).collect() }
+        Self { source, rows: all.into_iter().map(|(work, times)| OwnRow { work, time_ps: median(times) }).collect(), choices: Vec::new() }
     }
     /// The time of some work, microseconds, and how it is known; nothing where no such op was measured.
     fn estimate(&self, work: &OwnWork, rates: &GpuRates, skip: Option<usize>) -> Option<(f64, Provenance)> {
@@ -208,7 +218,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn work(tokens: u64, bytes: u64) -> OwnWork {
-        OwnWork { op: "linear".into(), shape: "7168 x 2048 bf16".into(), kernels: vec!["a".into()], tokens, bytes, flops: 0 }
+        OwnWork { op: "linear".into(), shape: "7168 x 2048 bf16".into(), kernels: vec!["a".into()], blocks: 100, tokens, bytes, flops: 0 }
     }
 
     fn table(points: &[(u64, u64, u64)]) -> OwnKernels {
@@ -241,6 +251,16 @@ mod tests {
             own.estimate(&OwnWork { kernels: vec![kernel.into()], ..work(tokens, 30 << 20) }, &rates, None).unwrap().0
         };
         assert!(of("a", 15) < 31.0 && of("b", 18) > 85.0);
+    }
+
+    #[test]
+    fn a_tile_more_is_a_step() {
+        let rates = rtx();
+        // Up to 64 tokens a kernel takes one row of tiles, beyond it two.
+        let mut own = table(&[(40, 30 << 20, 30_000_000)]);
+        own.rows.push(OwnRow { work: OwnWork { blocks: 200, ..work(72, 31 << 20) }, time_ps: 60_000_000 });
+        let us = |blocks, tokens| own.estimate(&OwnWork { blocks, ..work(tokens, 31 << 20) }, &rates, None).unwrap().0;
+        assert!(us(100, 64) < 34.0 && us(200, 66) > 55.0, "{} {}", us(100, 64), us(200, 66));
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl Transport for MachineTransport<'_> {
             ranks: exchange.gpus.to_vec(),
             library,
             // The host's part of an eager launch is the host thread's.
-            launch: Launch::Graph,
+            launch: Launch::Node,
             nccl_graph: self.backends.nccl_graph,
             arrivals,
             ..CollectiveRequest::new(op, exchange.gpus.len(), exchange.message_bytes)

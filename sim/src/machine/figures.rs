@@ -23,6 +23,18 @@ pub struct LaunchCosts {
     /// The same by NCCL.
     #[serde(rename = "eager_nccl_ps")]
     pub eager_nccl: Figure<Duration>,
+    /// What a loop of so few launches of NCCL that its start is not hidden adds to each.
+    #[serde(rename = "loop_nccl_ps", default = "no_extra")]
+    pub loop_nccl: Figure<Duration>,
+    /// What replaying a captured graph that holds one NCCL collective and nothing else takes beyond the collective. A decode step's graph
+    /// pays it at most once.
+    #[serde(rename = "graph_nccl_ps", default = "no_extra")]
+    pub graph_nccl: Figure<Duration>,
+}
+
+/// Of machines whose logs were taken in long loops and inside longer graphs, and of files written before there was the figure.
+fn no_extra() -> Figure<Duration> {
+    Figure::assumed(Duration::ZERO, "not measured apart from the collective")
 }
 
 /// CPU families that NCCL knows a socket interconnect rate for (`graph/topo.h`).

@@ -65,7 +65,7 @@ pub struct StepRow {
     pub error: f64,
     /// Milliseconds of the same step launched command by command, where that was measured.
     pub eager_ms: Option<f64>,
-    /// Milliseconds of the measured commands of the rank that has most, each by itself, as they would lie if nothing overlapped on a stream.
+    /// Milliseconds of the commands of one stream one after the other, on the rank where they take longest.
     pub commands_ms: f64,
 }
 
@@ -120,6 +120,8 @@ fn by_command(trace: &Trace) -> BTreeMap<(u32, &str), (Side, &Interval)> {
 }
 
 /// Joins a prediction with a measurement of the same program.
+///
+/// Of one rank alone, exchanges are stand-ins: [`Trace::without_exchanges`] of both is what can be compared.
 pub fn compare(predicted: &Trace, measured: &Trace) -> Comparison {
     let (ours, theirs) = (by_command(predicted), by_command(measured));
     let mut of_rank: BTreeMap<u32, f64> = BTreeMap::new();
@@ -159,7 +161,7 @@ pub fn compare(predicted: &Trace, measured: &Trace) -> Comparison {
         measured_ms: measured.step_ps as f64 / 1e9,
         error: predicted.step_ps as f64 / (measured.step_ps as f64).max(1.0) - 1.0,
         eager_ms: measured.eager_ps.map(|ps| ps as f64 / 1e9),
-        commands_ms: laid_out_ms(measured),
+        commands_ms: measured.alone_ps.map_or_else(|| laid_out_ms(measured), |ps| ps as f64 / 1e9),
     };
     let count = |a: &BTreeMap<_, _>, b: &BTreeMap<_, _>| a.keys().filter(|k| !b.contains_key(*k)).count() as u64;
     let unmatched = (count(&ours, &theirs), count(&theirs, &ours));
@@ -275,8 +277,17 @@ fn class_findings(classes: &BTreeMap<OpClass, Class>) -> Vec<String> {
     out
 }
 
-fn is_exchange(class: OpClass) -> bool {
+/// Whether ranks talk in it.
+pub fn is_exchange(class: OpClass) -> bool {
     matches!(class, OpClass::AllReduce | OpClass::GatherScatter | OpClass::AllToAll | OpClass::SendRecv)
+}
+
+impl Trace {
+    /// The trace of a step that takes `step_ps` without its exchanges.
+    pub fn without_exchanges(mut self, step_ps: u64) -> Self {
+        self.intervals.retain(|i| !i.class.is_some_and(is_exchange));
+        Self { step_ps, eager_ps: None, ..self }
+    }
 }
 
 /// Why a class is off: its bytes, or what every call takes.

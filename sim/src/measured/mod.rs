@@ -10,7 +10,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use compare::{ClassRow, CommandRow, Comparison, StepRow, compare};
+pub use compare::{ClassRow, CommandRow, Comparison, StepRow, compare, is_exchange};
 pub use write::{MeasuredRank, measured_trace};
 
 use moetwin_models::OpClass;
@@ -70,6 +70,8 @@ pub struct Trace {
     pub captured: bool,
     /// The same step launched command by command, picoseconds, where that was measured.
     pub eager_ps: Option<u64>,
+    /// Its commands of one stream, one by one, picoseconds, where that was measured.
+    pub alone_ps: Option<u64>,
     /// Forward passes in it.
     pub steps: u32,
     /// What it is of, as whoever wrote it said; null where nobody did.

@@ -34,6 +34,7 @@ pub(super) fn read(json: &Value) -> Result<Trace, TraceError> {
         step_ps: total / u64::from(steps),
         captured: head["captured"].as_bool().unwrap_or(true),
         eager_ps: picoseconds(&head["eager_us"]),
+        alone_ps: picoseconds(&head["commands_us"]),
         steps,
         conditions: head["conditions"].clone(),
         intervals,

@@ -153,6 +153,15 @@ impl<'m> Network<'m> {
         if self.nvlink_path(va, vb).is_some() {
             return Ok(PathClass::Nvl);
         }
+        self.pcie_class(a, b)
+    }
+
+    /// How near two GPUs are by PCIe, whatever NVLinks there are.
+    ///
+    /// # Errors
+    /// If a GPU does not exist or the two are not connected.
+    pub fn pcie_class(&self, a: usize, b: usize) -> Result<PathClass, RouteError> {
+        let (va, vb) = (self.vertex(a)?, self.vertex(b)?);
         let (_, turn) = self.pcie_path(va, vb).ok_or(RouteError::Unconnected(a, b))?;
         let same_numa = self.machine.gpus[a].numa == self.machine.gpus[b].numa;
         Ok(match turn {
@@ -181,7 +190,8 @@ impl<'m> Network<'m> {
         for &id in path {
             let link = &self.machine.links[id];
             let (next, rate, direction) = if link.a == at { (link.b, &link.forward, 0) } else { (link.a, &link.backward, 1) };
-            let reading = access == Access::Read || (matches!(access, Access::Bounce | Access::BounceFirst) && in_memory);
+            // What slows reads is the GPU that answers them; host memory answers at the rate of its own link.
+            let reading = access == Access::Read || (in_memory && link.kind == LinkKind::Memory);
             let limit = rate_of(rate, reading);
             let index = u32::try_from(id.index()).expect("link ids are u32") * 2 + direction;
             match hops.iter_mut().find(|hop| hop.0 == index) {

@@ -39,9 +39,11 @@ fn likeness(traits: &Traits<'_>, machine: &Machine) -> u32 {
     let count = |test: fn(VertexKind) -> bool| machine.vertices.iter().filter(|(_, vertex)| test(vertex.part)).count();
     let switched = count(|part| matches!(part, VertexKind::PcieSwitch { .. })) > 0;
     let sockets = count(|part| matches!(part, VertexKind::Socket { .. }));
-    // Generation and fabric decide which protocols are used and how fast they are; the rest breaks ties.
+    // NVLink or not and the GPU's generation decide which protocols are used and how fast they are; the rest breaks ties.
+    let own = fabric(machine);
     [
-        (fabric(machine) == traits.fabric, 60),
+        ((own == Fabric::None) == (traits.fabric == Fabric::None), 60),
+        (own == traits.fabric, 15),
         (model.name == traits.model.name, 30),
         (model.sm() == traits.model.sm(), 20),
         (model.sm_major == traits.model.sm_major, 10),

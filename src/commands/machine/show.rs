@@ -2,6 +2,7 @@
 
 use super::tree;
 use crate::table::{Table, bytes};
+use moetwin::sim::Duration;
 use moetwin::sim::machine::{Defect, Figure, GpuModel, Machine, PathClass};
 use moetwin::sim::network::Network;
 use std::fmt::Write as _;
@@ -17,12 +18,15 @@ pub(super) fn describe(machine: &Machine) -> String {
     let _ = writeln!(text, "\nPaths between GPUs (by ordinal, as `nvidia-smi topo -m` names them)\n{}", paths(machine));
     let launch = &machine.launch;
     text.push_str("Launches\n");
-    for (name, figure) in [
+    let seldom = [("short loop of NCCL adds", &launch.loop_nccl), ("replay of NCCL alone adds", &launch.graph_nccl)];
+    let always = [
         ("eager kernel", &launch.eager_kernel),
         ("node of a captured graph", &launch.graph_node),
         ("captured graph", &launch.graph_launch),
         ("eager collective", &launch.eager_collective),
-    ] {
+        ("eager NCCL", &launch.eager_nccl),
+    ];
+    for (name, figure) in always.into_iter().chain(seldom.into_iter().filter(|(_, figure)| figure.value > Duration::ZERO)) {
         let _ = writeln!(text, "  {name:<26}{:>6.2} us  {}: {}", figure.value.as_us(), figure.origin.name(), figure.source);
     }
     let _ = writeln!(text, "\nPeer access  {}", known(&machine.peer_access, if machine.peer_access.value { "on" } else { "off" }));

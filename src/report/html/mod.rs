@@ -2,6 +2,7 @@
 //! date and no path of its own in it, and equal questions give equal bytes.
 
 mod markup;
+mod measured;
 mod memory;
 mod palette;
 mod sections;
@@ -9,6 +10,7 @@ mod sources;
 mod time;
 mod topology;
 
+use super::profile::{self, ProfileAnswer};
 use super::sim_json::{self, SimJson};
 use crate::error::Failure;
 use crate::prediction::Prediction;
@@ -32,6 +34,7 @@ struct Facts<'a> {
     links: Vec<topology::LinkJson>,
     sensitivity: &'a [Change],
     sources: &'a [sources::SourceJson],
+    measured: Option<serde_json::Value>,
 }
 
 /// What pictures are drawn from, where a step was simulated.
@@ -40,8 +43,8 @@ struct Drawn {
     loads: Vec<LinkLoad>,
 }
 
-/// The page. `command` reproduces it.
-pub(crate) fn html(p: &Prediction, command: &str) -> Result<String, Failure> {
+/// The page. `command` reproduces it; `measured` is a real step beside it.
+pub(crate) fn html(p: &Prediction, command: &str, measured: Option<&ProfileAnswer>) -> Result<String, Failure> {
     let json = sim_json::json(p)?;
     let scenario = &p.scenario;
     let drawn = p.served.as_ref().map(|served| Drawn {
@@ -58,9 +61,13 @@ pub(crate) fn html(p: &Prediction, command: &str) -> Result<String, Failure> {
         links: drawn.as_ref().map_or_else(Vec::new, |d| topology::json(&scenario.machine, &d.loads)),
         sensitivity: &changes,
         sources: &sources,
+        measured: measured.map(profile::json),
     };
     let facts = serde_json::to_string(&facts).map_err(|e| Failure::Running(format!("could not write JSON: {e}")))?;
     let mut parts: Vec<(&str, &str, String)> = Vec::new();
+    if let Some(answer) = measured {
+        parts.push(("measured", "Predicted beside measured", measured::section(answer)));
+    }
     if let Some(drawn) = &drawn {
         parts.push(("where", "Where the step goes", sections::classes(&json)));
         if json.speculation.is_some() {

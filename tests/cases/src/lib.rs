@@ -14,6 +14,7 @@ pub mod init_plans;
 mod machine;
 pub mod models;
 mod nccl_log;
+mod profile;
 mod requests;
 mod safetensors;
 pub mod topology;
@@ -26,6 +27,7 @@ pub use index::check_index;
 pub use init_plans::check_init_plan;
 pub use machine::check_machine;
 pub use nccl_log::check_nccl_log;
+pub use profile::check_profile;
 pub use requests::check_requests;
 pub use safetensors::check_safetensors;
 pub use topology::{check_import_log, check_import_lspci, check_import_lspci_tree, check_import_nccl, check_import_p2p, check_import_smi};
@@ -41,6 +43,7 @@ pub const TARGETS: &[(&str, Check)] = &[
     ("init_plan", check_init_plan),
     ("machine", check_machine),
     ("nccl_log", check_nccl_log),
+    ("profile", check_profile),
     ("requests", check_requests),
     ("safetensors", check_safetensors),
     ("index", check_index),

@@ -66,11 +66,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         draw: experts_single,
         wrong: ("total.z += partial[p * WARP + lane].z", "total.z += partial[lane].z"),
     },
-    Family {
-        name: "route",
-        draw: route,
-        wrong: ("? (u32)(lane + at * WARP) : 0xffffffffu", "? (u32)(31 - lane + at * WARP) : 0xffffffffu"),
-    },
+    Family { name: "route", draw: route, wrong: ("ids[blockIdx.x * topk + rank] = e;", "ids[blockIdx.x * topk + topk - 1 - rank] = e;") },
     Family {
         name: "norms and sums",
         draw: elementwise,

@@ -321,5 +321,7 @@ pub(crate) fn copy_columns(
     for v in [from_width, to_width, from_column, to_column, width] {
         args.push(int(v)?);
     }
-    Ok(Part::kernel(kernel("copy_columns", [rows, 1], 256, args)?))
+    // Eight columns a thread, and no more blocks than fill a GPU a few times.
+    let parts = width.div_ceil(8 * 256).clamp(1, 64);
+    Ok(Part::kernel(kernel("copy_columns", [rows, parts], 256, args)?))
 }

@@ -12,6 +12,7 @@ use super::weights::read_weight;
 use super::window::AllReduceBackend;
 use super::worker::{Event, Job, Start, Worker};
 use crate::link::Link;
+use moetwin_kernels::launch::Tuning;
 use moetwin_kernels::reference::Array;
 use moetwin_models::{Phase, RankId, TensorKind, WeightRef};
 use moetwin_runtime::init::InitPhase;
@@ -95,6 +96,7 @@ pub struct CudaExecutor<H: Host = DriverHost> {
     /// Passes so far, of each program and in all.
     runs: Vec<u64>,
     passes: u64,
+    tuning: Arc<Tuning>,
     /// What all processes do since they last agreed: a rank's own note may still say what it did before.
     phase: InitPhase,
 }
@@ -187,6 +189,7 @@ impl<H: Host> CudaExecutor<H> {
             programs: Vec::new(),
             runs: Vec::new(),
             passes: 0,
+            tuning: Arc::default(),
             phase: InitPhase::Open,
         };
         executor.answers(0)?;
@@ -468,7 +471,7 @@ impl<H: Host> Executor for CudaExecutor<H> {
         let capture = self.options.graphs && program.graph.step.phase == Phase::Decode;
         let program = Arc::new(program);
         for rank in self.local() {
-            self.send(rank, Job::Add(Arc::clone(&program), Arc::clone(&communicators), capture));
+            self.send(rank, Job::Add(Arc::clone(&program), Arc::clone(&communicators), capture, Arc::clone(&self.tuning)));
         }
         self.answers(0)?;
         self.agree("allocate", Vec::new(), self.options.deadline)?;
@@ -512,6 +515,11 @@ impl<H: Host> Executor for CudaExecutor<H> {
 }
 
 impl<H: Host> CudaExecutor<H> {
+    /// Measured choices for the launches of programs that are prepared from now on.
+    pub fn set_tuning(&mut self, tuning: Tuning) {
+        self.tuning = Arc::new(tuning);
+    }
+
     /// Measures a pass of a program on every rank, in the order of ranks.
     pub fn measure(&mut self, key: ProgramKey, inputs: &StepInputs, often: Repetitions) -> Result<Vec<RankTimes>, ExecuteError> {
         let program = Arc::clone(&self.programs[key.0]);

@@ -25,11 +25,13 @@ pub struct Repetitions {
     pub eager: u32,
     /// Passes with stamps around every command.
     pub twins: u32,
+    /// Whether those run on one stream, so that no command shares the GPU with another.
+    pub one_stream: bool,
 }
 
 impl Default for Repetitions {
     fn default() -> Self {
-        Self { replays: 20, eager: 3, twins: 7 }
+        Self { replays: 20, eager: 3, twins: 7, one_stream: false }
     }
 }
 
@@ -104,7 +106,7 @@ impl<G: Gpu> Rank<G> {
         times.pair_ps = self.time_pairs()?;
         let mut hold = HOLD;
         for _ in 0..often.twins {
-            if self.time_twin(loaded, meeting, hold, &mut times)? {
+            if self.time_twin(loaded, meeting, (hold, often.one_stream), &mut times)? {
                 hold = (hold * 2).min(LONGEST_HOLD);
             }
         }
@@ -211,7 +213,13 @@ impl<G: Gpu> Rank<G> {
     }
 
     /// One pass with stamps around every command; whether the host was late anywhere.
-    fn time_twin(&mut self, loaded: &Loaded, meeting: Address, hold: Duration, times: &mut RankTimes) -> Result<bool, GpuError> {
+    fn time_twin(
+        &mut self,
+        loaded: &Loaded,
+        meeting: Address,
+        (hold, one_stream): (Duration, bool),
+        times: &mut RankTimes,
+    ) -> Result<bool, GpuError> {
         let program = Arc::clone(&loaded.program);
         let commands = &program.ranks[self.rank].commands;
         let mut late = vec![false; commands.len()];
@@ -223,14 +231,15 @@ impl<G: Gpu> Rank<G> {
             self.gpu.wait(1, HELD)?;
             for (i, command) in (number * CHUNK..).zip(chunk) {
                 self.begin(InitPhase::Serve, What::Command(Arc::clone(&program), command.id.node), false);
-                let (stream, stamp) = (command.stream.0, 2 * i as u32);
-                for event in &command.waits {
+                // Commands stand in an order in which one stream can carry out all of them.
+                let (stream, stamp) = (if one_stream { 0 } else { command.stream.0 }, 2 * i as u32);
+                for event in command.waits.iter().filter(|_| !one_stream) {
                     self.gpu.wait(stream, event.0)?;
                 }
                 self.gpu.stamp(stream, stamp)?;
-                self.command(loaded, command)?;
+                self.command_on(loaded, command, stream)?;
                 self.gpu.stamp(stream, stamp + 1)?;
-                if let Some(event) = command.records {
+                if let Some(event) = command.records.filter(|_| !one_stream) {
                     self.gpu.record(stream, event.0)?;
                 }
             }

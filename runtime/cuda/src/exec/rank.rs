@@ -6,7 +6,7 @@ use super::packed::Packing;
 use super::peers::Shared;
 use super::progress::{Board, Doing, Failed, What};
 use super::weights::WeightLoad;
-use moetwin_kernels::launch::{Arg, Element, Launch, Launches, Table, element_of, launches};
+use moetwin_kernels::launch::{Arg, Element, Launch, Launches, Table, Tuning, element_of, launches_with};
 use moetwin_models::{IdVec, RankId, TensorKind, WeightRef};
 use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::reference::{StepInputs, first_token_of_replica, positions};
@@ -104,6 +104,8 @@ pub(super) struct Loaded {
     /// How rows of experts are packed, where they are.
     pub(super) packing: Option<Packing>,
     capture: bool,
+    /// Measured choices of launches.
+    tuning: Arc<Tuning>,
     pub(super) captured: Option<Captured>,
     warm: bool,
 }
@@ -239,7 +241,13 @@ impl<G: Gpu> Rank<G> {
         waited
     }
     /// Resolves a program; its weights are loaded.
-    pub(crate) fn add(&mut self, program: Arc<Program>, communicators: Arc<Communicators>, capture: bool) -> Result<(), GpuError> {
+    pub(crate) fn add(
+        &mut self,
+        program: Arc<Program>,
+        communicators: Arc<Communicators>,
+        capture: bool,
+        tuning: Arc<Tuning>,
+    ) -> Result<(), GpuError> {
         self.begin(InitPhase::Allocate, What::Named("reserve arena"), false);
         let rp = &program.ranks[self.rank];
         let arena = self.allocate(rp.arena_bytes)?;
@@ -283,6 +291,7 @@ impl<G: Gpu> Rank<G> {
             replica_sequences,
             packing: None,
             capture,
+            tuning,
             captured: None,
             warm: false,
         };
@@ -296,7 +305,7 @@ impl<G: Gpu> Rank<G> {
         // Tables are made before any capture: captured code may not allocate.
         for command in &rp.commands {
             if command.action == Action::Compute {
-                let plan = launches(graph, command.id.node, self.rank);
+                let plan = launches_with(graph, command.id.node, self.rank, &loaded.tuning);
                 for launch in plan.iter().flat_map(|p| &p.launches) {
                     self.make_ready(launch)?;
                 }
@@ -410,19 +419,24 @@ impl<G: Gpu> Rank<G> {
     }
 
     pub(super) fn command(&mut self, loaded: &Loaded, command: &Command) -> Result<(), GpuError> {
+        self.command_on(loaded, command, command.stream.0)
+    }
+
+    /// Carries out a command on a stream, which need not be its own.
+    pub(super) fn command_on(&mut self, loaded: &Loaded, command: &Command, stream: u32) -> Result<(), GpuError> {
         let graph = &loaded.program.graph;
         let node = &graph.nodes[command.id.node];
-        let stream = command.stream.0;
         let inputs: Vec<Address> = command.reads.iter().map(|b| loaded.addresses[*b]).collect();
         let outputs: Vec<Address> = command.writes.iter().map(|b| loaded.addresses[*b]).collect();
-        let mut places = Places { inputs: &inputs, outputs: &outputs, scratch: loaded.scratch[stream as usize], packing: None };
+        let mut places = Places { inputs: &inputs, outputs: &outputs, scratch: loaded.scratch[command.stream.0 as usize], packing: None };
         match command.action {
             Action::Compute if matches!(node.op, moetwin_models::Op::Slice { .. }) => {
                 let (list, _) = parts(graph, node, self.rank, &[], &places)?;
                 self.carry_out(stream, 0, 0, list)
             }
             Action::Compute => {
-                let plan = launches(graph, command.id.node, self.rank).map_err(|e| GpuError::new("launch", e.to_string()))?;
+                let plan =
+                    launches_with(graph, command.id.node, self.rank, &loaded.tuning).map_err(|e| GpuError::new("launch", e.to_string()))?;
                 self.launch_all(loaded, stream, &plan, &places, node_is_local(graph, node))
             }
             Action::Collective { group, .. } => {
@@ -587,7 +601,9 @@ fn scratch_bytes(loaded: &Loaded, rank: RankId) -> Result<[u64; STREAMS], GpuErr
         let node = &graph.nodes[command.id.node];
         let bytes = match command.action {
             Action::Compute if !matches!(node.op, moetwin_models::Op::Slice { .. }) => {
-                launches(graph, command.id.node, rank).map_err(|e| GpuError::new("launch", e.to_string()))?.scratch_bytes
+                launches_with(graph, command.id.node, rank, &loaded.tuning)
+                    .map_err(|e| GpuError::new("launch", e.to_string()))?
+                    .scratch_bytes
             }
             Action::Collective { group, .. } => {
                 let zero: Vec<Address> = vec![0; node.inputs.len().max(node.outputs.len())];

@@ -6,6 +6,7 @@ use super::measure::{RankTimes, Repetitions};
 use super::progress::{Doing, Failed};
 use super::rank::{Communicators, Limits, Membership, Notes, PartOfResult, Rank, RankFailure};
 use super::weights::WeightLoad;
+use moetwin_kernels::launch::Tuning;
 use moetwin_models::{RankId, WeightRef};
 use moetwin_runtime::Program;
 use moetwin_runtime::reference::StepInputs;
@@ -25,7 +26,7 @@ pub(crate) enum Job {
     Map(u32, usize, Arc<Vec<Vec<u8>>>),
     Load(WeightRef, WeightLoad),
     FinishLoading,
-    Add(Arc<Program>, Arc<Communicators>, bool),
+    Add(Arc<Program>, Arc<Communicators>, bool, Arc<Tuning>),
     Run(usize, Arc<StepInputs>),
     /// Measures a pass and sends what it takes.
     Measure(usize, Arc<StepInputs>, Repetitions, Sender<RankTimes>),
@@ -151,7 +152,7 @@ fn obey<G: Gpu>(rank: &mut Rank<G>, job: Job) -> Result<Answer, GpuError> {
         }
         Job::Load(weight, load) => rank.load(weight, &load)?,
         Job::FinishLoading => rank.finish_loading()?,
-        Job::Add(program, communicators, capture) => rank.add(program, communicators, capture)?,
+        Job::Add(program, communicators, capture, tuning) => rank.add(program, communicators, capture, tuning)?,
         Job::Run(key, inputs) => return rank.run(key, &inputs).map(|parts| Answer { parts, ..Answer::default() }),
         // Who asked waits for the answer of every rank first.
         Job::Measure(key, inputs, often, to) => to.send(rank.measure(key, &inputs, often)?).unwrap_or_default(),

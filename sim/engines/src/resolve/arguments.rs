@@ -17,6 +17,25 @@ pub fn argument_findings(command: &Command, version: &Version, gpus: Option<u32>
     out.into_iter().map(|(_, finding)| finding).collect()
 }
 
+/// What is said of the model where nobody names one, and of arguments that are in a file.
+pub fn model_findings(command: &Command, engine: Engine) -> Option<Finding> {
+    if command.has("--config") {
+        let message = "arguments in the file of --config are not read: give them in the command as well";
+        return Some(
+            Finding::fails(Phase::Parse, Kind::FlagConflict, "arguments_are_in_the_command", message)
+                .outcome(Outcome::Note)
+                .argument("--config"),
+        );
+    }
+    // vLLM has a default; a placeholder may stand for anything.
+    if engine == Engine::Vllm || !command.placeholders.is_empty() {
+        return None;
+    }
+    let finding = Finding::fails(Phase::Parse, Kind::FlagConflict, "model_is_given", "--model-path is required, and no model is named");
+    let says = "argparse: error: the following arguments are required: --model-path/--model";
+    Some(finding.because(says).source("argparse").fix(Fix::words("--model-path with a name or a path")))
+}
+
 fn one(given: &Given, version: &Version, gpus: Option<u32>) -> Option<Finding> {
     let engine = version.engine;
     let Some(flag) = flags::find(engine, &given.name).filter(|_| given.known) else {

@@ -7,7 +7,7 @@ mod arguments;
 mod sglang;
 mod vllm;
 
-pub use arguments::argument_findings;
+pub use arguments::{argument_findings, model_findings};
 
 use crate::command::Command;
 use crate::finding::Finding;

@@ -111,6 +111,9 @@ pub fn examine(question: &Question, command: &Command) -> Result<Examined, Check
     let model = catalog::resolve(command.model.as_deref().unwrap_or_default(), &question.model, &question.model_facts, quantization);
     let (settings, mut findings) = resolve::resolve(command, &question.env, &question.version, &model, &hardware);
     findings.splice(0..0, resolve::argument_findings(command, &question.version, hardware.count));
+    if command.model.is_none() && question.model.trim().is_empty() && question.model_facts.is_empty() {
+        findings.extend(resolve::model_findings(command, question.version.engine));
+    }
     let launch = Launch { command, settings: &settings, model: &model, hardware: &hardware };
     findings.extend(rules::broken(&launch));
     let search = startup::search(&launch)?;

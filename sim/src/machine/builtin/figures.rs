@@ -2,8 +2,8 @@
 
 use super::parts::{GB, Sourced, ns};
 use crate::machine::{
-    CollectiveFigures, CpuFamily, Figure, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, PathClass, PointToPointFigures, RingFigures,
-    SharedMemory,
+    CollectiveFigures, CpuFamily, Figure, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, Origin, PathClass, PointToPointFigures,
+    RingFigures, SharedMemory,
 };
 use crate::time::Duration;
 
@@ -66,11 +66,33 @@ pub(super) struct Collectives {
     pub(super) custom: [u64; 4],
     /// The barrier, where it is not of the group's source; that of kernels that push, where it is another.
     pub(super) barriers: [Option<Figure<Duration>>; 2],
+    /// What the loops of the machine's logs add to each launch.
+    pub(super) loops: u64,
+    /// Groups that are not of the machine's own tables.
+    pub(super) lent: Lent,
 }
+
+/// Which groups of figures a machine has from elsewhere, and where the ways through host memory are from if that can be said.
+#[derive(Default)]
+pub(super) struct Lent {
+    pub(super) nvlink: bool,
+    pub(super) pcie: bool,
+    pub(super) host: bool,
+    pub(super) nvls: bool,
+    pub(super) message: bool,
+    pub(super) custom: bool,
+    pub(super) launch: bool,
+    pub(super) host_from: Option<Sourced>,
+}
+
+/// The source of what no table of the machine speaks of.
+const OF_LIKE_MACHINES: Sourced = Sourced { origin: Origin::Assumed, source: "of like machines: no table of this one speaks of it" };
 
 /// What a fit to a machine's tables gave; what its tables do not speak of stays as it is for like machines.
 pub(super) struct Fitted {
     pub(super) kernel: u64,
+    /// What the loops of the machine's logs add to each launch.
+    pub(super) loops: u64,
     pub(super) nvlink: Option<Ring>,
     pub(super) pcie: Option<Ring>,
     pub(super) host: Option<Ring>,
@@ -84,6 +106,18 @@ impl Collectives {
     /// With the figures of a fit.
     pub(super) fn fitted(mut self, fit: &Fitted) -> Self {
         self.kernel = fit.kernel;
+        self.loops = fit.loops;
+        let host_from = self.lent.host_from.take();
+        self.lent = Lent {
+            nvlink: fit.nvlink.is_none(),
+            pcie: fit.pcie.is_none(),
+            host: fit.host.is_none(),
+            nvls: fit.nvls.is_none(),
+            message: fit.message.is_none(),
+            custom: fit.custom.is_none(),
+            launch: fit.launch.is_none(),
+            host_from,
+        };
         self.nvlink = fit.nvlink.unwrap_or(self.nvlink);
         self.pcie = fit.pcie.unwrap_or(self.pcie);
         self.host = fit.host.unwrap_or(self.host);
@@ -95,41 +129,45 @@ impl Collectives {
     }
     pub(super) fn build(self) -> (LaunchCosts, CollectiveFigures) {
         let from = &self.from;
-        let launch = launch(self.launch, from);
+        let lent = |is_lent: bool| if is_lent { &OF_LIKE_MACHINES } else { from };
+        let launch = launch(self.launch, self.loops, lent(self.lent.launch), from);
+        let multicast = lent(self.lent.nvls);
         let nvls = self.nvls.map(|[latency, small, large, fill, symmetric, symmetric_rate]| NvlsFigures {
-            latency: from.figure(ns(latency)),
-            small_bytes_per_s: from.figure(small * GB),
-            bytes_per_s: from.figure(large * GB),
-            fill: from.figure(ns(fill)),
-            symmetric_latency: from.figure(ns(symmetric)),
-            symmetric_bytes_per_s: from.figure(symmetric_rate * GB),
+            latency: multicast.figure(ns(latency)),
+            small_bytes_per_s: multicast.figure(small * GB),
+            bytes_per_s: multicast.figure(large * GB),
+            fill: multicast.figure(ns(fill)),
+            symmetric_latency: multicast.figure(ns(symmetric)),
+            symmetric_bytes_per_s: multicast.figure(symmetric_rate * GB),
         });
         let [ll_latency, simple_latency, per_peer, peer, link_permille] = self.message;
+        let message = lent(self.lent.message);
         let point_to_point = PointToPointFigures {
-            ll_latency: from.figure(ns(ll_latency)),
-            simple_latency: from.figure(ns(simple_latency)),
-            per_peer: from.figure(ns(per_peer)),
-            peer_bytes_per_s: from.figure(peer * GB),
-            link_permille: from.figure(link_permille),
+            ll_latency: message.figure(ns(ll_latency)),
+            simple_latency: message.figure(ns(simple_latency)),
+            per_peer: message.figure(ns(per_peer)),
+            peer_bytes_per_s: message.figure(peer * GB),
+            link_permille: message.figure(link_permille),
         };
         let [barrier, per_rank, custom_permille, phase] = self.custom;
         let [own, push] = self.barriers;
-        let barrier = own.unwrap_or_else(|| from.figure(ns(barrier)));
+        let custom = lent(self.lent.custom);
+        let barrier = own.unwrap_or_else(|| custom.figure(ns(barrier)));
         let push_barrier = push.unwrap_or_else(|| barrier.clone());
         let figures = CollectiveFigures {
             nccl: NcclFacts { cpu: self.cpu, p2p_level: self.p2p_level, one_process_memory: self.one_process },
             kernel: from.figure(ns(self.kernel)),
-            nvlink: self.nvlink.with(from),
-            pcie: self.pcie.with(from),
-            host: self.host.with(from),
+            nvlink: self.nvlink.with(lent(self.lent.nvlink)),
+            pcie: self.pcie.with(lent(self.lent.pcie)),
+            host: self.host.with(self.lent.host_from.as_ref().unwrap_or(lent(self.lent.host))),
             nvls,
             point_to_point,
             custom: KernelFigures {
                 barrier,
                 push_barrier,
-                per_rank: from.figure(ns(per_rank)),
-                link_permille: from.figure(custom_permille),
-                phase: from.figure(ns(phase)),
+                per_rank: custom.figure(ns(per_rank)),
+                link_permille: custom.figure(custom_permille),
+                phase: custom.figure(ns(phase)),
             },
         };
         (launch, figures)
@@ -138,13 +176,18 @@ impl Collectives {
 
 /// Launch costs in nanoseconds: of a kernel, of an engine's all-reduce, of one by NCCL. The node floor is 1.2 us on two H200 and 1.3 us
 /// in published megakernel work; no other GPU's is published.
-fn launch([kernel, own, nccl]: [u64; 3], from: &Sourced) -> LaunchCosts {
+fn launch([kernel, own, nccl]: [u64; 3], loops: u64, hosts: &Sourced, from: &Sourced) -> LaunchCosts {
     LaunchCosts {
         eager_kernel: Figure::assumed(ns(kernel), "a CUDA launch from a busy host thread"),
         graph_node: Figure::measured(ns(1200), "1.2 us a kernel node in a captured graph, two H200"),
         graph_launch: Figure::assumed(ns(8000), "one cudaGraphLaunch of a step's graph"),
-        eager_collective: from.figure(ns(own)),
-        eager_nccl: from.figure(ns(nccl)),
+        eager_collective: hosts.figure(ns(own)),
+        eager_nccl: hosts.figure(ns(nccl)),
+        loop_nccl: match loops {
+            0 => Figure::assumed(ns(0), "loops of many launches"),
+            more => Figure { value: ns(more), origin: from.origin, source: format!("loops of five launches; {}", from.source) },
+        },
+        graph_nccl: Figure::assumed(ns(0), "not measured apart from the collective"),
     }
 }
 
@@ -156,4 +199,11 @@ pub(super) fn default_level() -> Figure<PathClass> {
 /// A process's buffers lie where its threads first touch them.
 pub(super) fn at_receiver() -> Figure<SharedMemory> {
     Figure::assumed(SharedMemory::Receiver, "a buffer is first touched by the thread of its GPU")
+}
+
+/// Barriers of a machine whose tables show a kernel that pushes: one that meets its peers before and after it reads takes 2.7 us longer, as
+/// vLLM's on A100 and B200 beside SGLang's on H200.
+pub(super) fn pulls_and_pushes(pulls: Duration, pushes: Duration, tables: &'static str) -> [Option<Figure<Duration>>; 2] {
+    let longer = Figure::assumed(pulls, "SGLang's pushing kernel, longer by the 2.7 us that vLLM's reading one takes on NVLink");
+    [Some(longer), Some(Figure::measured(pushes, tables))]
 }

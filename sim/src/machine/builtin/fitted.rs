@@ -6,6 +6,7 @@ use super::figures::{Fitted, Ring};
 /// 8x H200 SXM and 8x H100 SXM, NCCL 2.29.2.
 pub(super) const HOPPER: Fitted = Fitted {
     kernel: 5000,
+    loops: 0,
     nvlink: Some(Ring::new([600, 572, 2000], [1400, 11], [2420, 550, 2000, 1], 909)),
     pcie: None,
     host: None,
@@ -17,7 +18,8 @@ pub(super) const HOPPER: Fitted = Fitted {
 
 /// 8x H800 SXM, NCCL 2.12, Ring and Simple.
 pub(super) const H800: Fitted = Fitted {
-    kernel: 30_758,
+    kernel: 5000,
+    loops: 25_758,
     nvlink: Some(Ring::new([500, 520, 2000], [1400, 20], [583, 510, 2000, 1], 91)),
     pcie: None,
     host: None,
@@ -30,6 +32,7 @@ pub(super) const H800: Fitted = Fitted {
 /// 8x A100 SXM, NCCL 2.27.3.
 pub(super) const A100: Fitted = Fitted {
     kernel: 8164,
+    loops: 0,
     nvlink: Some(Ring::new([952, 1323, 2000], [1878, 5], [4800, 500, 2000, 1], 800)),
     pcie: None,
     host: None,
@@ -42,6 +45,7 @@ pub(super) const A100: Fitted = Fitted {
 /// 8x B200 SXM, 8x B300 SXM and 4x GB200, NCCL 2.29.2.
 pub(super) const BLACKWELL: Fitted = Fitted {
     kernel: 7650,
+    loops: 0,
     nvlink: Some(Ring::new([1176, 500, 2000], [1800, 6], [9091, 266, 2000, 2], 754)),
     pcie: None,
     host: None,
@@ -53,7 +57,8 @@ pub(super) const BLACKWELL: Fitted = Fitted {
 
 /// 8x V100 SXM2, NCCL 2.12, Ring and Simple.
 pub(super) const V100: Fitted = Fitted {
-    kernel: 27_706,
+    kernel: 8164,
+    loops: 19_542,
     nvlink: Some(Ring::new([800, 1000, 2000], [2000, 10], [2021, 2265, 2000, 1], 197)),
     pcie: None,
     host: None,
@@ -66,6 +71,7 @@ pub(super) const V100: Fitted = Fitted {
 /// 8x RTX PRO 6000 Server, NCCL 2.29.2.
 pub(super) const SERVER: Fitted = Fitted {
     kernel: 4600,
+    loops: 0,
     nvlink: None,
     pcie: Some(Ring::new([600, 654, 2000], [2000, 4], [9143, 0, 60, 1], 578)),
     host: Some(Ring::new([655, 1358, 1747], [3000, 3], [3111, 0, 27, 1], 429)),
@@ -78,6 +84,7 @@ pub(super) const SERVER: Fitted = Fitted {
 /// 8x RTX PRO 6000 on dual EPYC 9575F.
 pub(super) const DUAL_TURIN: Fitted = Fitted {
     kernel: 4600,
+    loops: 0,
     nvlink: None,
     pcie: Some(Ring::new([66, 1100, 2000], [1500, 4], [1300, 200, 43, 1], 200)),
     host: None,
@@ -90,6 +97,7 @@ pub(super) const DUAL_TURIN: Fitted = Fitted {
 /// 8x RTX PRO 6000 Max-Q behind three switches.
 pub(super) const THREE_SWITCH: Fitted = Fitted {
     kernel: 7344,
+    loops: 0,
     nvlink: None,
     pcie: Some(Ring::new([500, 600, 2000], [1500, 4], [1300, 200, 60, 1], 1782)),
     host: None,
@@ -102,6 +110,7 @@ pub(super) const THREE_SWITCH: Fitted = Fitted {
 /// 8x RTX PRO 6000 Server below two c-payne switches of a Threadripper PRO.
 pub(super) const WRX90: Fitted = Fitted {
     kernel: 4712,
+    loops: 0,
     nvlink: None,
     pcie: Some(Ring::new([208, 600, 2000], [1500, 4], [827, 157, 60, 1], 560)),
     host: None,
@@ -114,6 +123,7 @@ pub(super) const WRX90: Fitted = Fitted {
 /// 8x RTX 5090 on dual EPYC 9575F, NCCL 2.29.
 pub(super) const RTX_5090: Fitted = Fitted {
     kernel: 340,
+    loops: 0,
     nvlink: None,
     pcie: Some(Ring::new([250, 600, 2000], [1500, 4], [1217, 34, 60, 1], 200)),
     host: None,
@@ -126,6 +136,7 @@ pub(super) const RTX_5090: Fitted = Fitted {
 /// 8x L40S, NCCL 2.27.3; messages as those of the RTX PRO 6000 Server node.
 pub(super) const L40S: Fitted = Fitted {
     kernel: 4590,
+    loops: 0,
     nvlink: None,
     pcie: Some(Ring::new([700, 756, 2000], [2500, 3], [7840, 500, 60, 1], 38)),
     host: Some(Ring::new([556, 1500, 1348], [4000, 2], [3500, 1000, 17, 1], 221)),
@@ -138,6 +149,7 @@ pub(super) const L40S: Fitted = Fitted {
 /// 8x RTX 4090 on dual EPYC 7542, with peer access and without.
 pub(super) const RTX_4090_EPYC: Fitted = Fitted {
     kernel: 6600,
+    loops: 0,
     nvlink: None,
     pcie: Some(Ring::new([743, 1202, 2000], [2500, 3], [4284, 3080, 60, 1], 141)),
     host: Some(Ring::new([817, 1836, 2000], [4000, 2], [3850, 1299, 17, 1], 1527)),
@@ -149,7 +161,8 @@ pub(super) const RTX_4090_EPYC: Fitted = Fitted {
 
 /// 8x RTX 4090 on an HPC host, NCCL 2.12, Ring and Simple.
 pub(super) const RTX_4090_HPC: Fitted = Fitted {
-    kernel: 8004,
+    kernel: 6600,
+    loops: 1404,
     nvlink: None,
     pcie: None,
     host: Some(Ring::new([1000, 1500, 2000], [4000, 2], [3030, 1270, 17, 1], 550)),
@@ -161,7 +174,8 @@ pub(super) const RTX_4090_HPC: Fitted = Fitted {
 
 /// 8x RTX 4090 of a cloud notebook, NCCL 2.12, Ring and Simple.
 pub(super) const RTX_4090_CLOUD: Fitted = Fitted {
-    kernel: 13_200,
+    kernel: 6600,
+    loops: 6600,
     nvlink: None,
     pcie: None,
     host: Some(Ring::new([1000, 1500, 2000], [4000, 2], [2450, 91, 17, 1], 25)),
@@ -173,7 +187,8 @@ pub(super) const RTX_4090_CLOUD: Fitted = Fitted {
 
 /// 2x RTX 4090, NCCL 2.12, Ring and Simple.
 pub(super) const RTX_4090_PAIR: Fitted = Fitted {
-    kernel: 11_424,
+    kernel: 6600,
+    loops: 4824,
     nvlink: None,
     pcie: None,
     host: Some(Ring::new([1000, 1500, 2000], [4000, 2], [2451, 1021, 17, 1], 128)),
@@ -185,7 +200,8 @@ pub(super) const RTX_4090_PAIR: Fitted = Fitted {
 
 /// 8x A100 PCIe 40 GB, NCCL 2.12, Ring and Simple.
 pub(super) const A100_PCIE: Fitted = Fitted {
-    kernel: 32_393,
+    kernel: 8164,
+    loops: 24_229,
     nvlink: None,
     pcie: None,
     host: Some(Ring::new([1000, 1500, 2000], [4000, 2], [7350, 849, 12, 1], 214)),

@@ -1,8 +1,8 @@
 //! Boxes of GeForce cards, L40S and PCIe A100.
 
-use super::figures::{Collectives, Ring, at_receiver, default_level};
+use super::figures::{Collectives, Lent, Ring, at_receiver, default_level, pulls_and_pushes};
 use super::fitted;
-use super::parts::{Build, GB, Sourced, model};
+use super::parts::{Build, GB, Sourced, model, ns};
 use super::pcie::{Wires, epyc_fabric, gen4, gen5, short_fabric};
 use crate::machine::{CpuFamily, Figure, LinkKind, Machine, Origin, PathClass, SharedMemory};
 
@@ -30,6 +30,8 @@ fn figures(from: Sourced, cpu: Figure<CpuFamily>, p2p_level: Figure<PathClass>) 
         message: [3000, 6000, 500, 20, 900],
         custom: [1500, 200, 800, 4000],
         barriers: [None, None],
+        loops: 0,
+        lent: Lent::default(),
     }
 }
 
@@ -128,9 +130,10 @@ pub(super) fn rtx_5090_dual_turin() -> Machine {
 }
 
 pub(super) fn l40s() -> Machine {
-    let from = measured("fitted to NCCL 2.27.3 and SGLang 0.5.14 tables of an 8x L40S node (aiconfigurator 095f58a)");
+    const TABLES: &str = "fitted to NCCL 2.27.3 and SGLang 0.5.14 tables of an 8x L40S node (aiconfigurator 095f58a)";
     let cpu = Figure::assumed(CpuFamily::IntelSkylake, "NCCL's choices by size");
-    let mut collectives = figures(from, cpu, default_level()).fitted(&fitted::L40S);
+    let mut collectives = figures(measured(TABLES), cpu, default_level()).fitted(&fitted::L40S);
+    collectives.barriers = pulls_and_pushes(ns(5200), ns(2520), TABLES);
     let wires = Wires {
         port: gen4(20_000, "PCIe 4.0 x16: 19 GB/s bus bandwidth of two GPUs"),
         fabric: short_fabric(),

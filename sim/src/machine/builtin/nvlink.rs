@@ -1,6 +1,6 @@
 //! Machines whose GPUs are joined by NVLink.
 
-use super::figures::{Collectives, Ring, at_receiver, default_level};
+use super::figures::{Collectives, Lent, Ring, at_receiver, default_level};
 use super::fitted;
 use super::parts::{Build, Fabric, GB, Port, Sourced, model, ns};
 use crate::machine::{CpuFamily, Figure, GpuModel, LinkKind, Machine, Origin, VertexKind};
@@ -61,7 +61,12 @@ fn tables(source: &'static str) -> Sourced {
 
 /// The figures of Hopper boards, which share GPU and fabric.
 fn hopper(from: Sourced) -> Collectives {
-    let (pcie, host) = off_nvlink();
+    let (pcie, _) = off_nvlink();
+    let from_bounce = Sourced {
+        origin: Origin::Measured,
+        source: "two H200, NCCL_P2P_DISABLE=1, NCCL 2.28 through torch: 20.5 us for 64 KiB, 40.5 for 256 KiB, 67 for 1 MiB, 610 for 16 MiB",
+    };
+    let host = Ring::new([3500, 1400, 1747], [3000, 3], [6000, 0, 32, 1], 285);
     Collectives {
         from,
         launch: [3000, 29_500, 33_000],
@@ -79,6 +84,8 @@ fn hopper(from: Sourced) -> Collectives {
             Some(Figure::assumed(ns(4400), "between vLLM's kernels on A100 and B200")),
             Some(Figure::measured(ns(900), "fitted to SGLang 0.5.14 tables of 8 H200 SXM (aiconfigurator 095f58a)")),
         ],
+        loops: 0,
+        lent: Lent { host_from: Some(from_bounce), ..Lent::default() },
     }
 }
 
@@ -145,7 +152,9 @@ pub(super) fn a100() -> Machine {
             nvls: None,
             message: [6000, 9500, 100, 200, 900],
             custom: [3000, 300, 762, 2500],
-            barriers: [None, None],
+            barriers: [None, Some(Figure::assumed(ns(1400), "SGLang's on H200, longer by as much as NCCL's kernel is"))],
+            loops: 0,
+            lent: Lent::default(),
         }
         .fitted(&fitted::A100),
     })
@@ -168,6 +177,8 @@ fn blackwell(from: Sourced) -> Collectives {
         message: [2000, 8500, 100, 350, 700],
         custom: [4500, 120, 700, 2500],
         barriers: [None, Some(Figure::assumed(ns(1400), "SGLang's on H200, longer by as much as NCCL's kernel is"))],
+        loops: 0,
+        lent: Lent::default(),
     }
 }
 
@@ -263,6 +274,8 @@ pub(super) fn v100() -> Machine {
         message: [6000, 9500, 100, 40, 900],
         custom: [900, 120, 800, 2500],
         barriers: [None, None],
+        loops: 0,
+        lent: Lent::default(),
     }
     .fitted(&fitted::V100);
     let summary = "8 V100 SXM2 32 GB in a hybrid cube mesh of NVLink 2, two sockets, four PCIe 3.0 switches";

@@ -92,6 +92,11 @@ impl Build {
         self.machine.defects.push(Defect::PostedWriteCollapse { switch, bytes_per_s });
     }
 
+    /// States what replaying a graph of one NCCL collective takes beyond the collective.
+    pub(super) fn replays(&mut self, extra: Figure<Duration>) {
+        self.machine.launch.graph_nccl = extra;
+    }
+
     /// A GPU below a parent.
     pub(super) fn gpu_below(&mut self, parent: VertexId, numa: u32, port: &Port) -> VertexId {
         let gpu = self.gpu(numa);

@@ -1,6 +1,6 @@
 //! Boxes of RTX PRO 6000.
 
-use super::figures::{Collectives, Ring, at_receiver, default_level};
+use super::figures::{Collectives, Lent, Ring, at_receiver, default_level, pulls_and_pushes};
 use super::fitted;
 use super::parts::{Build, GB, Sourced, model, ns};
 use super::pcie::{Wires, epyc_fabric, gen5, short_fabric};
@@ -11,6 +11,11 @@ const WORKSTATION: &str = "RTX PRO 6000 Blackwell Workstation Edition";
 const MAX_Q: &str = "RTX PRO 6000 Blackwell Max-Q";
 const SERVER_MEMORY: &str = "memory rate 1597 GB/s (Server Edition), not the Workstation's 1792";
 const BOTH_WAYS: &str = "PCIe 5.0 x16 both ways at once: 101 to 103 GB/s behind a switch, RTX PRO 6000 (rtx6kpro)";
+
+/// Rings of these figures take 10 us among four GPUs below one switch and 18 us among eight, as torch's loop shows for eight; the start-up
+/// benchmark of an engine shows 32 us for the four, at any size up to 96 KiB. See docs/collectives.md.
+const REPLAYS: &str =
+    "graphs of one NCCL all-reduce of 4 GPUs, replayed by SGLang's start-up benchmark, take so much longer than loops (rtx6kpro)";
 
 /// Peer access of boxes whose owners told NCCL so.
 fn level_sys() -> Figure<PathClass> {
@@ -37,6 +42,8 @@ fn figures(from: Sourced, cpu: Figure<CpuFamily>, p2p_level: Figure<PathClass>) 
         message: [1650, 4200, 462, 40, 1000],
         custom: [2500, 200, 900, 3000],
         barriers: [None, None],
+        loops: 0,
+        lent: Lent::default(),
     }
 }
 
@@ -44,7 +51,8 @@ pub(super) fn server() -> Machine {
     const TABLES: &str = "fitted to NCCL 2.29.2 and SGLang 0.5.14 tables of an 8x RTX PRO 6000 Server node (aiconfigurator 095f58a)";
     let from = Sourced { origin: Origin::Measured, source: TABLES };
     let cpu = Figure::assumed(CpuFamily::IntelSapphireRapids, "NCCL's choices by size fit a socket link of 18 to 24 GB/s");
-    let collectives = figures(from, cpu, default_level()).fitted(&fitted::SERVER);
+    let mut collectives = figures(from, cpu, default_level()).fitted(&fitted::SERVER);
+    collectives.barriers = pulls_and_pushes(ns(4700), ns(2000), TABLES);
     let wires = Wires {
         port: gen5(50_000, BOTH_WAYS),
         fabric: short_fabric(),
@@ -124,6 +132,7 @@ fn wrx90(name: &str, summary: &str) -> Build {
     let mut build = Build::new(name, summary, model(SERVER), peers(), collectives);
     build.assume(SERVER_MEMORY);
     build.assume("one pair alone reads 53 GB/s; reads are stated as all-to-all gets them, which is when engines read");
+    build.replays(Figure::measured(ns(22_100), REPLAYS));
     build
 }
 

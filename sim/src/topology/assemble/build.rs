@@ -26,7 +26,10 @@ pub(super) fn build(merged: &Merged, options: &Options, numas: &[Numa], decided:
     if !matches!(decided.nvlinks, Nvlinks::Switched(_)) {
         collectives.nvls = None;
     }
-    let launch = kin::lent(&kin.launch, &kin.name).unwrap_or_else(|| kin.launch.clone());
+    let mut launch = kin::lent(&kin.launch, &kin.name).unwrap_or_else(|| kin.launch.clone());
+    // How a log was taken is not the machine's.
+    launch.loop_nccl = Figure::assumed(Duration::ZERO, "loops of many launches");
+    launch.graph_nccl = Figure::assumed(Duration::ZERO, "not measured apart from the collective");
     let machine = Machine {
         name: name(merged, options),
         summary: summary(merged, &decided, numas),

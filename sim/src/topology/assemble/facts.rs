@@ -96,6 +96,7 @@ impl<'a> Facts<'a> {
     pub(super) fn decide(&mut self, numas: &[Numa]) -> Result<Decided, TopologyError> {
         let told_lanes = self.told_nvlinks();
         let (models, model_of) = self.models(&told_lanes)?;
+        self.nvlinks_exist(&models, &model_of)?;
         let nvlinks = self.nvlinks(told_lanes, &models[model_of[0]]);
         let peer_access = self.peer_access(&models[model_of[0]], &nvlinks);
         let switched =
@@ -115,6 +116,12 @@ impl<'a> Facts<'a> {
         let p2p_level = match (self.options.p2p_level, &self.merged.p2p_level) {
             (Some(level), _) => Figure::assumed(level, "asked for"),
             (None, Some(told)) => Figure::measured(told.value, format!("NCCL_P2P_LEVEL in a log ({})", told.place)),
+            (None, None) if peer_access.value && models[model_of[0]].name.starts_with("GeForce") && nvlinks == Nvlinks::None => {
+                self.assume(
+                    "NCCL_P2P_LEVEL is SYS: a driver patched for peer access is of no use to NCCL without (--p2p-level replaces it)",
+                );
+                Figure::assumed(PathClass::Sys, "who patches the driver sets NCCL_P2P_LEVEL=SYS")
+            }
             (None, None) => Figure::spec(PathClass::Pxb, "NCCL graph/paths.cc: peer access up to PXB unless NCCL_P2P_LEVEL says otherwise"),
         };
         let between = wires::between(cpu.value);
@@ -146,6 +153,28 @@ impl<'a> Facts<'a> {
         let pairs: Vec<(usize, usize, u8)> =
             self.merged.pairs.iter().filter_map(|(&(a, b), pair)| Some((a, b, pair.nvlink.as_ref()?.value))).collect();
         if pairs.is_empty() { Nvlinks::None } else { Nvlinks::Pairs(pairs) }
+    }
+
+    /// Refuses NVLinks of a GPU whose model has none: the files are of different machines.
+    fn nvlinks_exist(&self, models: &[GpuModel], model_of: &[usize]) -> Result<(), TopologyError> {
+        let pairs = self.merged.pairs.iter().filter_map(|(&(a, b), pair)| Some((a, b, &pair.nvlink.as_ref()?.place)));
+        let pairs = pairs.flat_map(|(a, b, place)| [(a, place), (b, place)]);
+        let switched = self.merged.gpus.iter().enumerate().filter_map(|(gpu, of)| Some((gpu, &of.switch_lanes.as_ref()?.place)));
+        for (gpu, place) in pairs.chain(switched) {
+            let model = &models[model_of[gpu]];
+            if model.nvlink_bytes_per_s > 0 {
+                continue;
+            }
+            let source = match (&self.merged.gpus[gpu].model, self.options.gpus.is_empty()) {
+                (_, false) => "as --gpu has it".to_owned(),
+                (Some(told), true) => format!("as {} has it", told.place),
+                // A model that was guessed contradicts nobody.
+                (None, true) => continue,
+            };
+            let message = format!("NVLink at GPU {gpu}, but {}, {source}, has none: not one machine", model.name);
+            return Err(TopologyError::new(place.clone(), message));
+        }
+        Ok(())
     }
 
     /// Pairs of equal lanes between all GPUs, more than a GPU has, lead through NVSwitch; what is not stated in lanes is the model's.
@@ -237,7 +266,9 @@ impl<'a> Facts<'a> {
 
     /// The likeliest model where nothing names one, and why.
     fn likeliest(&self, nvlinks: &Nvlinks) -> (GpuModel, String) {
-        let named = |name: &str| gpu_named(name).cloned();
+        // Comments and names of files may be of another machine: a model without NVLink does not show any.
+        let possible = |model: &GpuModel| *nvlinks == Nvlinks::None || model.nvlink_bytes_per_s > 0;
+        let named = |name: &str| gpu_named(name).filter(|model| possible(model)).cloned();
         for hint in &self.merged.hints {
             if let Some(model) = names::gpu_by_words(&hint.value).and_then(named) {
                 return (model, format!("which a comment names ({})", hint.place));
