@@ -66,7 +66,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         draw: experts_single,
         wrong: ("total.z += partial[p * WARP + lane].z", "total.z += partial[lane].z"),
     },
-    Family { name: "route", draw: route, wrong: ("ids[blockIdx.x * topk + rank] = e;", "ids[blockIdx.x * topk + topk - 1 - rank] = e;") },
+    Family { name: "route", draw: route, wrong: ("ids[blockIdx.x * topk + rank] = e;", "ids[blockIdx.x * topk + rank] = e ^ 1;") },
     Family {
         name: "norms and sums",
         draw: elementwise,
