@@ -66,7 +66,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         draw: experts_single,
         wrong: ("total.z += partial[p * WARP + lane].z", "total.z += partial[lane].z"),
     },
-    Family { name: "route", draw: route, wrong: ("ids[blockIdx.x * topk + rank] = e;", "ids[blockIdx.x * topk + topk - 1 - rank] = e;") },
+    Family { name: "route", draw: route, wrong: ("ids[blockIdx.x * topk + rank] = e;", "ids[blockIdx.x * topk + rank] = e ^ 1;") },
     Family {
         name: "norms and sums",
         draw: elementwise,
@@ -220,7 +220,8 @@ fn experts_single(n: &mut Numbers) -> Case {
 
 fn route(n: &mut Numbers) -> Case {
     let experts = n.pick(&[4u64, 8, 16, 60, 128, 384, 520]);
-    let groups = n.pick(&[1u32, 2, 4]);
+    // Most routers have no groups, and those have a kernel of their own.
+    let groups = n.pick(&[1u32, 1, 1, 2, 4]);
     let k = n.pick(&[1u64, 2, 4]);
     let rows = n.pick(&[1u64, 5, 33]);
     let mut b = Build::rows(rows);

@@ -118,7 +118,8 @@ fn sum_of(ranks: &mut Ranks, n: &mut Numbers, members: usize, sizes: &[usize]) -
 }
 
 fn sums(ranks: &mut Ranks, n: &mut Numbers, members: usize) -> Checked {
-    let most = one_shot_bytes(members) as usize / 2 / 8 * 8;
+    // All ranks' blocks must find room on the one GPU at once: 128 of them, each of 4096 elements.
+    let most = (one_shot_bytes(members) as usize / 2 / 8 * 8).min(128 / members * 4096);
     let sizes: Vec<usize> = (0..5).map(|_| n.pick(&[8, 64, 7168, 8 * 7168, 57_344, 100_000]).min(most)).collect();
     sum_of(ranks, n, members, &sizes)
 }
