@@ -184,7 +184,7 @@ pub(crate) enum KvDtype {
 /// All-reduce implementations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AllReduceKind {
-    /// The fastest that the machine allows.
+    /// As SGLang chooses (vLLM with --engine vllm): a peer kernel where every GPU reaches every other over NVLink, NCCL elsewhere.
     Auto,
     /// NCCL.
     Nccl,

@@ -1,6 +1,7 @@
 //! The one place that writes: answers to standard output, notes to standard error, files whole or not at all.
 
 use crate::error::{Failure, InputError};
+use moetwin::runtime::files::replaceable;
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -63,11 +64,13 @@ impl Drop for Progress {
     }
 }
 
-/// A file that will appear under its name only once it is whole: written beside it, then renamed.
+/// A file that will appear under its name only once it is whole: written beside it, then renamed. A link is followed, and what is no file (a
+/// device, a pipe) is written into.
 pub(crate) struct NewFile {
     flag: &'static str,
     path: PathBuf,
-    partial: PathBuf,
+    /// None where the path itself is written into.
+    partial: Option<PathBuf>,
 }
 
 impl NewFile {
@@ -79,21 +82,29 @@ impl NewFile {
         if path.is_dir() {
             return Err(wrong("is a folder; a file is written".to_owned()));
         }
+        let Some(real) = replaceable(path).map_err(|e| wrong(format!("cannot be written: {e}")))? else {
+            return Ok(Self { flag, path: path.to_owned(), partial: None });
+        };
+        let name = real.file_name().unwrap_or(name);
         let mut partial_name = name.to_owned();
         partial_name.push(format!(".{}.partial", std::process::id()));
-        let partial = path.with_file_name(partial_name);
+        let partial = real.with_file_name(partial_name);
         File::create(&partial).and_then(|_| fs::remove_file(&partial)).map_err(|e| wrong(format!("cannot be written: {e}")))?;
-        Ok(Self { flag, path: path.to_owned(), partial })
+        Ok(Self { flag, path: real, partial: Some(partial) })
     }
     /// Writes the whole content and gives the file its name.
     pub(crate) fn commit(self, content: &[u8]) -> Result<(), Failure> {
-        let written = File::create(&self.partial).and_then(|mut file| {
+        let failed = |e: io::Error| Failure::Running(format!("{} {}: {e}", self.flag, self.path.display()));
+        let Some(partial) = &self.partial else {
+            return File::options().write(true).open(&self.path).and_then(|mut out| out.write_all(content)).map_err(failed);
+        };
+        let written = File::create(partial).and_then(|mut file| {
             file.write_all(content)?;
             file.sync_all()
         });
-        written.and_then(|()| fs::rename(&self.partial, &self.path)).map_err(|e| {
-            fs::remove_file(&self.partial).ok();
-            Failure::Running(format!("{} {}: {e}", self.flag, self.path.display()))
+        written.and_then(|()| fs::rename(partial, &self.path)).map_err(|e| {
+            fs::remove_file(partial).ok();
+            failed(e)
         })
     }
 }
@@ -112,6 +123,13 @@ mod tests {
         planned.commit(b"whole").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"whole");
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+        // A link stays one, and a device stays itself.
+        std::os::unix::fs::symlink("trace.json", dir.join("link")).unwrap();
+        NewFile::plan("--trace", &dir.join("link")).unwrap().commit(b"through").unwrap();
+        assert!(fs::symlink_metadata(dir.join("link")).unwrap().is_symlink());
+        assert_eq!(fs::read(&path).unwrap(), b"through");
+        NewFile::plan("--trace", Path::new("/dev/null")).unwrap().commit(b"gone").unwrap();
+        assert!(!fs::symlink_metadata("/dev/null").unwrap().is_file());
         for wrong in [dir.as_path(), Path::new(".."), &dir.join("no/such/folder/x")] {
             assert!(matches!(NewFile::plan("--trace", wrong), Err(Failure::Input(_))), "{}", wrong.display());
         }

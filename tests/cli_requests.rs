@@ -103,6 +103,9 @@ fn what_cannot_be_is_refused_with_what_would_be_right() {
         (vec!["--requests", "nowhere.csv"], "closed:USERS"),
         (vec!["--requests", "open:0"], "open:2.5"),
         (vec!["--requests", "closed:1", "--batch", "4"], "--max-running"),
+        (vec!["--max-running", "4"], "--requests"),
+        (vec!["--slo-tpot-ms", "4"], "--requests"),
+        (vec!["--requests", "open:0.00001"], "more than a month"),
         (vec!["--requests", "closed:1", "--context", "4"], "--prompt-tokens"),
         (vec!["--requests", "closed:1", "--phase", "prefill"], "trace"),
         (vec!["--requests", "closed:1", "--prompt-tokens", "9-5"], "smaller to the larger"),
@@ -122,4 +125,22 @@ fn where_nothing_fits_the_answer_is_no() {
     let run = line("sim --json --requests closed:1 --model gpt-oss-120b --machine 2x-rtx-4090");
     assert_eq!((run.code, run.json()["fits"].as_bool()), (1, Some(false)));
     assert!(line("sim --requests closed:1 --model gpt-oss-120b --machine 2x-rtx-4090").out.contains("It does not fit"));
+}
+
+#[test]
+fn the_pool_holds_what_its_tokens_take() {
+    for words in ["", "--machine 8x-h200-sxm --model qwen3-30b-a3b --tp 1 --replicas 8"] {
+        let (json, _) = loads(&format!("--requests closed:1 --request-count 1 --max-running 16 {words}"));
+        let kv = &json["kv"];
+        // What a token takes of the fullest rank, from two steps of sixteen sequences.
+        let pool = |context: u32| -> f64 {
+            let sim = line(&format!("sim --json --batch 16 --context {context} {words}")).json();
+            let ranks = sim["memory"]["per_rank"].as_array().unwrap().clone();
+            let lines = ranks.iter().flat_map(|r| r["lines"].as_array().unwrap()).filter(|l| l["name"] == "KV pool");
+            lines.map(|l| l["gib"].as_f64().unwrap()).fold(0.0, f64::max)
+        };
+        let a_token = (pool(4096) - pool(1024)) / (16.0 * 3072.0);
+        let (holds, told) = (figure(kv, "tokens") * a_token, figure(kv, "gib_per_rank"));
+        assert!((holds / told - 1.0).abs() < 1e-3, "{words}: its tokens take {holds} GiB of {told}");
+    }
 }

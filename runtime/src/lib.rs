@@ -3,6 +3,7 @@
 pub mod builtin;
 mod crew;
 pub mod executor;
+pub mod files;
 pub mod fleet;
 pub mod init;
 pub mod ledger;

@@ -5,6 +5,7 @@ use crate::error::Failure;
 use crate::prediction::Prepared;
 use crate::scenario::Scenario;
 use moetwin::models::{Phase, Sequence, Step};
+use moetwin::runtime::ledger::MemoryPhase;
 
 /// Room for requests.
 pub(crate) struct Capacity {
@@ -44,17 +45,19 @@ impl Capacity {
         let mut least =
             Self { kv_tokens: u64::MAX, kv_bytes_per_rank: 0, other_bytes_per_rank: 0, capacity_bytes, story: empty.start.story.clone() };
         for (rank, own) in empty.program.ranks.iter() {
-            let held = |p: &Prepared| p.ledger.ranks[rank.0 as usize].peak_bytes();
-            let grown = held(&full).saturating_sub(held(&empty));
-            let arena = prefill.program.ranks[rank].arena_bytes.saturating_sub(own.arena_bytes);
-            let other = held(&empty) + arena;
+            let ledger = |p: &Prepared| -> (u64, u64) {
+                let all = &p.ledger.ranks[rank.0 as usize];
+                let kv: u64 = all.lines.iter().filter(|l| l.phase == MemoryPhase::KvAlloc).map(|l| l.bytes).sum();
+                (kv, all.peak_bytes() - kv)
+            };
+            let ((kv_empty, other), (kv_full, other_full)) = (ledger(&empty), ledger(&full));
+            // Whichever step needs most room for its activations.
+            let other = other.max(other_full) + prefill.program.ranks[rank].arena_bytes.saturating_sub(own.arena_bytes);
             let free = capacity_bytes.saturating_sub(other);
             // Tokens of all sequences that fill this rank's share.
-            let tokens = if grown == 0 {
-                u64::MAX
-            } else {
-                u64::try_from(u128::from(free) * u128::from(tokens_added) / u128::from(grown)).unwrap_or(u64::MAX)
-            };
+            let share = |grown: u64| u64::try_from(u128::from(free) * u128::from(tokens_added) / u128::from(grown)).unwrap_or(u64::MAX);
+            let grown = kv_full.saturating_sub(kv_empty);
+            let tokens = if grown == 0 { u64::MAX } else { share(grown) };
             if tokens < least.kv_tokens {
                 least = Self { kv_tokens: tokens, kv_bytes_per_rank: free, other_bytes_per_rank: other, ..least };
             }

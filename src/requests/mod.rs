@@ -41,23 +41,24 @@ arrival_s, prompt_tokens, output_tokens, or one that Azure, Vidur or Mooncake pu
     )]
     pub(crate) requests: Option<RequestSource>,
     /// Made-up requests a load
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_COUNT, value_parser = clap::value_parser!(u32).range(1..=1_000_000), help_heading = "Requests")]
+    #[arg(long, requires = "requests", value_name = "N", default_value_t = DEFAULT_COUNT, value_parser = clap::value_parser!(u32).range(1..=1_000_000), help_heading = "Requests")]
     pub(crate) request_count: u32,
     /// Tokens of a made-up prompt, or a range that each is drawn from
-    #[arg(long, value_name = "N|N-N", default_value = "1024", value_parser = range, help_heading = "Requests")]
+    #[arg(long, requires = "requests", value_name = "N|N-N", default_value = "1024", value_parser = range, help_heading = "Requests")]
     pub(crate) prompt_tokens: RangeInclusive<u32>,
     /// Tokens of a made-up answer, or a range
-    #[arg(long, value_name = "N|N-N", default_value = "256", value_parser = range, help_heading = "Requests")]
+    #[arg(long, requires = "requests", value_name = "N|N-N", default_value = "256", value_parser = range, help_heading = "Requests")]
     pub(crate) output_tokens: RangeInclusive<u32>,
     /// Requests that run at once at most (--max-running-requests, --max-num-seqs)
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_RUNNING, value_parser = clap::value_parser!(u32).range(1..=65_536), help_heading = "Requests")]
+    #[arg(long, requires = "requests", value_name = "N", default_value_t = DEFAULT_MAX_RUNNING, value_parser = clap::value_parser!(u32).range(1..=65_536), help_heading = "Requests")]
     pub(crate) max_running: u32,
     /// New tokens of a step at most (--chunked-prefill-size, --max-num-batched-tokens)
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_BUDGET, value_parser = clap::value_parser!(u32).range(16..=1_048_576), help_heading = "Requests")]
+    #[arg(long, requires = "requests", value_name = "N", default_value_t = DEFAULT_BUDGET, value_parser = clap::value_parser!(u32).range(16..=1_048_576), help_heading = "Requests")]
     pub(crate) step_tokens: u32,
     /// Who shares a step
     #[arg(
         long,
+        requires = "requests",
         value_enum,
         value_name = "KIND",
         help_heading = "Requests",
@@ -67,10 +68,10 @@ fills it up with prompts (vLLM) [default: as the engine does; prompts-first for 
     )]
     pub(crate) batching: Option<BatchingKind>,
     /// Time to the first token that counts as good, milliseconds
-    #[arg(long, value_name = "MS", help_heading = "Requests", allow_hyphen_values = true)]
+    #[arg(long, requires = "requests", value_name = "MS", help_heading = "Requests", allow_hyphen_values = true)]
     pub(crate) slo_ttft_ms: Option<f64>,
     /// Time between tokens that counts as good, milliseconds
-    #[arg(long, value_name = "MS", help_heading = "Requests", allow_hyphen_values = true)]
+    #[arg(long, requires = "requests", value_name = "MS", help_heading = "Requests", allow_hyphen_values = true)]
     pub(crate) slo_tpot_ms: Option<f64>,
 }
 
@@ -241,6 +242,11 @@ fn loads(args: &RequestArgs, source: &RequestSource, scenario: &Scenario) -> Res
         }
     };
     let positions = scenario.model.spec.max_positions;
+    let late = |list: &[Request]| list.last().is_some_and(|r| r.arrival.as_us() / 1e6 > trace::MOST_SECONDS);
+    if let Some((name, _, _)) = all.iter().find(|(_, _, list)| late(list)) {
+        let error = InputError::new("--requests", format!("{count} requests at that rate take more than a month")).value(name.as_str());
+        return Err(error.accepted(["a higher rate", "fewer requests by --request-count"]).into());
+    }
     if let Some((_, _, list)) = all.iter().find(|(_, _, list)| longest(list) > positions) {
         let (model, longest) = (&scenario.model.spec.name, longest(list));
         let message = format!("the longest request reaches position {longest}, and {model} allows {positions}");

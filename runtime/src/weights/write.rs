@@ -2,6 +2,7 @@
 
 use super::header::MAX_HEADER_BYTES;
 use super::stored::StoredType;
+use crate::files::replaceable;
 use std::fs::File;
 use std::io::{BufWriter, Error, ErrorKind, Result, Write};
 use std::path::Path;
@@ -54,9 +55,15 @@ impl OutTensor {
 }
 
 /// Writes tensors, in this order, to a file: first beside it under another name, then renamed, so that nothing is half written.
+/// A link is followed, and what is no file (a device, a pipe) is written into.
 ///
 /// Errors where a tensor's shape and elements disagree, a name is there twice, or the system refuses.
 pub fn write_safetensors(path: &Path, tensors: &[OutTensor]) -> Result<()> {
+    let Some(path) = replaceable(path)? else {
+        let mut out = BufWriter::new(File::options().write(true).open(path)?);
+        write_to(&mut out, tensors)?;
+        return out.flush();
+    };
     let name = path.file_name().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "not the name of a file"))?;
     let mut partial = std::ffi::OsString::from(".");
     partial.push(name);
@@ -68,7 +75,7 @@ pub fn write_safetensors(path: &Path, tensors: &[OutTensor]) -> Result<()> {
             write_to(&mut out, tensors)?;
             out.flush()
         })
-        .and_then(|()| std::fs::rename(&partial, path));
+        .and_then(|()| std::fs::rename(&partial, &path));
     if written.is_err() {
         // The first error is the one to report.
         let _ = std::fs::remove_file(&partial);

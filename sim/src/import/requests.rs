@@ -12,7 +12,7 @@ use serde_json::Value;
 /// Requests that one trace may have.
 const MOST_REQUESTS: usize = 1 << 20;
 /// The latest arrival: a month.
-const MOST_SECONDS: f64 = 31.0 * 86_400.0;
+pub const MOST_SECONDS: f64 = 31.0 * 86_400.0;
 
 /// How a trace writes an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
