@@ -205,7 +205,8 @@ fn what_no_build_takes_does_not_start_and_what_a_build_may_take_is_a_warning() {
         let out = text(&output.stdout);
         assert!(output.status.code() == Some(1) && out.contains("at parse") && out.contains(words), "{given:?}\n{out}");
     }
-    for (given, code) in [(["--max-model-len", "-1"], 0), (["--quantization", "mxfp6"], 0), (["--unknown-flag", "3"], 0)] {
+    for (given, code) in [(["--max-model-len", "-1"], 0), (["--quantization", "fp8_per_channel_dynamic"], 0), (["--unknown-flag", "3"], 0)]
+    {
         let output = moetwin(&[&serve[..], &given].concat());
         let out = text(&output.stdout);
         assert_eq!(output.status.code(), Some(code), "{given:?}\n{out}");

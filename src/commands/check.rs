@@ -186,7 +186,7 @@ fn understood(args: &CheckArgs, engine: Engine) -> Result<(), Failure> {
     }
     if let Some(links) = args.interconnect.as_deref().filter(|text| !says_links(text)) {
         let accepted =
-            ["NVLink", "NVLink/NVSwitch", "NVLink between pairs", "PCIe", "PCIe, no NVLink", "topo PHB", "2 nodes, RDMA", "single GPU"];
+            ["NVLink", "NVSwitch", "NVLink bridge", "PCIe", "PCIe without NVLink", "topo PHB", "2 nodes with RDMA", "single GPU"];
         return refuse("--interconnect", links, "names no link that is known", &accepted);
     }
     Ok(())

@@ -153,7 +153,10 @@ impl Version {
         if !self.assumed {
             let later = self.release.filter(|own| newest.release.is_some_and(|known| *own > known))?;
             let read = shown(later);
-            return Some(format!("{self} is read as release {read}, later than {}, the newest version known: what changed since is not", newest.text));
+            return Some(format!(
+                "{self} is read as release {read}, later than {}, the newest version known: what changed since is not",
+                newest.text
+            ));
         }
         Some(if self.text == newest.text {
             format!("{self}: the newest version known, as none is given")
