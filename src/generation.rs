@@ -96,6 +96,26 @@ impl Generated {
     }
 }
 
+/// Whether this machine's memory holds a model: the CPU reference keeps every parameter as an f32, at least once over all ranks.
+pub(crate) fn holds(spec: &ModelSpec, name: &str, available_bytes: Option<u64>) -> Result<(), Failure> {
+    let need = spec.total_parameters().saturating_mul(4);
+    let Some(available) = available_bytes.filter(|free| *free < need) else { return Ok(()) };
+    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+    let message = format!(
+        "the CPU reference keeps parameters as f32: {:.1} GiB of them, and {:.1} GiB of memory are free",
+        gib(need),
+        gib(available)
+    );
+    Err(InputError::new("--model", message).value(name).accepted(["fewer layers by --synthetic --layers N", "--backend cuda"]).into())
+}
+
+/// Memory that Linux would give without swapping; `None` where it does not say.
+pub(crate) fn available_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
 /// The CPU reference with room for `capacity` tokens a sequence.
 pub(crate) fn reference(job: &Job<'_>, capacity: u32) -> ReferenceExecutor<f32> {
     let order = if job.order_seed == 0 { Order::Launch } else { Order::Seeded(job.order_seed) };

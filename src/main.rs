@@ -23,7 +23,7 @@ mod table;
 
 use clap::Parser;
 use commands::Command;
-use error::Outcome;
+use error::{Failure, Outcome};
 use std::process::ExitCode;
 
 /// Exit codes, as `--help` documents them.
@@ -64,7 +64,11 @@ fn main() -> ExitCode {
         Ok(Outcome::No) => ExitCode::from(1),
         Err(failure) => {
             output::note(&failure.render(std::env::args_os().skip(1)));
-            ExitCode::from(failure.exit_code())
+            match failure {
+                // A rank may have been given up with its thread and its GPU at work.
+                Failure::Running(_) => moetwin::cuda::leave(failure.exit_code()),
+                Failure::Input(_) => ExitCode::from(failure.exit_code()),
+            }
         }
     }
 }

@@ -136,3 +136,86 @@ fn text_and_json_say_the_same() {
         }
     }
 }
+
+#[test]
+fn words_that_say_nothing_are_refused_as_flags() {
+    for (flag, value, accepted) in [
+        ("--gpu", "nonexist", "H200"),
+        ("--gpu", "H2OO", "nearest: H200"),
+        ("--engine-version", "foo", "2026-03"),
+        ("--engine-version", "", "2026-03"),
+        ("--cuda", "foo", "13.0"),
+        ("--driver", "bar", "580"),
+        ("--interconnect", "qux", "NVLink"),
+    ] {
+        let output = moetwin(&["check", flag, value, "--gpus", "8", "--", "vllm", "serve", "Qwen/Qwen3-235B-A22B-FP8"]);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{flag} {value}: {}", text(&output.stdout));
+        assert!(output.stdout.is_empty() && error.contains(flag) && error.contains(value) && error.contains(accepted), "{error}");
+    }
+    let sm = moetwin(&["check", "--gpu", "SM120", "--gpus", "1", "--", "vllm", "serve", "Qwen/Qwen3-8B"]);
+    assert!(sm.status.code() != Some(2) && text(&sm.stdout).contains("'SM120' is in no table"), "{}", text(&sm.stdout));
+}
+
+/// The answer to a question in a file.
+fn from_file(name: &str, question: &serde_json::Value) -> (Option<i32>, String, String) {
+    let path = std::env::temp_dir().join(format!("moetwin-cli-check-{}-{name}.json", std::process::id()));
+    std::fs::write(&path, question.to_string()).expect("the file is written");
+    let output = moetwin(&["check", "--from", path.to_str().expect("a path"), "--json"]);
+    std::fs::remove_file(&path).expect("it is there");
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn a_file_that_contradicts_itself_is_refused_or_says_so() {
+    let (code, _, error) = from_file("engines", &serde_json::json!({"command": "vllm serve x", "framework": "sglang"}));
+    assert!(code == Some(2) && error.contains("is sglang") && error.contains("starts vLLM"), "{error}");
+    let odd = serde_json::json!({
+        "command": "vllm serve Qwen/Qwen3-8B", "model": "deepseek-ai/DeepSeek-R1", "framework_version": "foo", "colour": "red",
+        "hardware": {"gpu": "nonexist", "count": 8, "cuda": "foo", "driver": "bar", "interconnect": "qux", "memory_gb": 80},
+    });
+    let (code, out, error) = from_file("odd", &odd);
+    assert_eq!(code, Some(0), "{out}{error}");
+    let value: serde_json::Value = serde_json::from_str(&out).expect("one object");
+    let assumed = value["assumptions"].to_string();
+    for words in [
+        "'nonexist' is in no table",
+        "CUDA 'foo'",
+        "driver 'bar'",
+        "'qux'",
+        "memory_gb",
+        "`colour`",
+        "DeepSeek-R1",
+        "foo: names no release",
+    ] {
+        assert!(assumed.contains(words), "{words} in {assumed}");
+    }
+    assert!(!assumed.contains("none is given"), "{assumed}");
+}
+
+#[test]
+fn what_no_build_takes_does_not_start_and_what_a_build_may_take_is_a_warning() {
+    let serve = ["check", "--gpu", "H200", "--gpus", "8", "--", "vllm", "serve", "Qwen/Qwen3-30B-A3B", "-tp", "4"];
+    for (given, words) in [
+        (["--quantization", "nonsense"], "nonsense"),
+        (["--max-model-len", "-5"], "greater than or equal to -1"),
+        (["--cpu-offload-gb", "-1"], "greater than or equal to 0"),
+    ] {
+        let output = moetwin(&[&serve[..], &given].concat());
+        let out = text(&output.stdout);
+        assert!(output.status.code() == Some(1) && out.contains("at parse") && out.contains(words), "{given:?}\n{out}");
+    }
+    for (given, code) in [(["--max-model-len", "-1"], 0), (["--quantization", "fp8_per_channel_dynamic"], 0), (["--unknown-flag", "3"], 0)]
+    {
+        let output = moetwin(&[&serve[..], &given].concat());
+        let out = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(code), "{given:?}\n{out}");
+        if given[0] == "--unknown-flag" {
+            let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(flat.contains("WARNING: only if this build accepts --unknown-flag"), "{out}");
+            assert!(flat.contains("unrecognized arguments: --unknown-flag"), "{out}");
+        }
+    }
+    let bare = moetwin(&["check", "--gpu", "H200", "--gpus", "8", "--", "python", "-m", "sglang.launch_server", "--tp", "3"]);
+    assert!(bare.status.code() == Some(1) && text(&bare.stdout).contains("arguments are required: --model-path"));
+}

@@ -160,3 +160,11 @@ fn faults_are_read_before_anything_starts() {
     line("run --backend cuda --inject 0:boot.0:die").refused(&["--inject '0:boot.0:die'", "RANK:PHASE.CALL:KIND", "warm-up"]);
     line("run --backend cuda --tp 2 --inject 2:connect.0:die").refused(&["rank 2 of 2"]);
 }
+
+#[test]
+fn a_model_beyond_this_machines_memory_is_refused_before_it_is_made() {
+    // 1 T parameters as f32 are 4 TB.
+    let run = line("run --model kimi-k2.5 --synthetic");
+    assert_eq!((run.code, run.out.as_str()), (2, ""), "{}", run.err);
+    assert!(run.err.contains("GiB of memory are free") && run.err.contains("--layers N"), "{}", run.err);
+}

@@ -24,6 +24,7 @@ const UNSAFE_FILES: &[&str] = &[
     "runtime/cuda/src/doctor/lab.rs",
     "runtime/cuda/src/exec/compile.rs",
     "runtime/cuda/src/exec/driver_gpu.rs",
+    "runtime/cuda/src/leave.rs",
     "runtime/cuda/src/library.rs",
     "runtime/cuda/src/nccl.rs",
     "runtime/src/weights/map.rs",

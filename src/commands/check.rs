@@ -6,11 +6,11 @@ use crate::report::check_log::LogReport;
 use crate::report::{check_json, check_text};
 use crate::resolve::{machine, read_log, read_text};
 use clap::Args;
-use moetwin::engines::hardware::of_machine;
+use moetwin::engines::hardware::{find, gpu_names, major_minor, of_machine, said_sm, says_links};
 use moetwin::engines::log::{self, StartUp};
 use moetwin::engines::question::{HardwareText, Question};
 use moetwin::engines::verdict::{self, Answer, CheckError, Starts};
-use moetwin::engines::{Version, case, command};
+use moetwin::engines::{Engine, Version, case, command};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -139,6 +139,7 @@ fn question(args: &CheckArgs) -> Result<Question, Failure> {
         }
         None => pasted(args)?,
     };
+    understood(args, question.engine)?;
     if let Some(version) = &args.engine_version {
         question.version = Version::parse(question.engine, version);
     }
@@ -163,6 +164,34 @@ fn question(args: &CheckArgs) -> Result<Question, Failure> {
     Ok(question)
 }
 
+/// Refuses flags whose words say nothing. Files describe odd machines, so there the answer only says what it could not use.
+fn understood(args: &CheckArgs, engine: Engine) -> Result<(), Failure> {
+    if let Some(gpu) = args.gpu.as_deref().filter(|gpu| find(gpu).is_none() && said_sm(gpu).is_none()) {
+        let wrong = InputError::new("--gpu", "is not a known GPU model").value(gpu).names(gpu_names());
+        return Err(wrong.accepted(gpu_names()).accepted(["or an architecture, as in 'SM120'"]).into());
+    }
+    let refuse = |flag: &str, value: &str, wrong: &str, accepted: &[&str]| -> Result<(), Failure> {
+        Err(InputError::new(flag, wrong).value(value).accepted(accepted.iter().copied()).into())
+    };
+    if let Some(text) = args.engine_version.as_deref().filter(|text| !Version::says_which(engine, text)) {
+        let newest = Version::newest(engine).text;
+        let accepted = [newest.as_str(), "2026-03 or 2026-03-22", "main after PR 21907", "latest", "nightly"];
+        return refuse("--engine-version", text, "names no release, day or pull request", &accepted);
+    }
+    if let Some(cuda) = args.cuda.as_deref().filter(|text| major_minor(text).is_none()) {
+        return refuse("--cuda", cuda, "is no version of CUDA", &["13.0", "12.8", "cu130"]);
+    }
+    if let Some(driver) = args.driver.as_deref().filter(|text| major_minor(text).is_none()) {
+        return refuse("--driver", driver, "is no version of the driver", &["580", "590.48.01"]);
+    }
+    if let Some(links) = args.interconnect.as_deref().filter(|text| !says_links(text)) {
+        let accepted =
+            ["NVLink", "NVSwitch", "NVLink bridge", "PCIe", "PCIe without NVLink", "topo PHB", "2 nodes with RDMA", "single GPU"];
+        return refuse("--interconnect", links, "names no link that is known", &accepted);
+    }
+    Ok(())
+}
+
 fn pasted(args: &CheckArgs) -> Result<Question, Failure> {
     if args.command.is_empty() {
         return Err(InputError::new("COMMAND", "is missing").accepted(["-- and a launch command", "--from FILE"]).into());
@@ -185,6 +214,7 @@ fn pasted(args: &CheckArgs) -> Result<Question, Failure> {
         command: text,
         env: BTreeMap::new(),
         model_facts: BTreeMap::new(),
+        assumptions: Vec::new(),
     })
 }
 

@@ -3,7 +3,7 @@
 use super::slice::Slice;
 use crate::args::{AllReduceKind, DeploymentArgs, Speculation, Switch, not_yet};
 use crate::error::{Failure, InputError, Outcome};
-use crate::generation::{Generated, Job, OnGpus, generate, gpus, reference};
+use crate::generation::{self, Generated, Job, OnGpus, generate, gpus, reference};
 use crate::measurement::{ClassJson, Conditions, Measured};
 use crate::output::{self, NewFile};
 use crate::prompt;
@@ -318,6 +318,9 @@ fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<O
         output::note(&format!("note: {flag} has no effect on {}", args.backend.words()));
     }
     let weights = weights(args, name, &model.weights, &spec)?;
+    if args.backend == Backend::Cpu {
+        generation::holds(&spec, name, generation::available_bytes())?;
+    }
     let job = Job {
         spec: &spec,
         weights: weights.as_ref(),

@@ -66,4 +66,6 @@ pub struct Question {
     pub env: BTreeMap<String, String>,
     /// Figures of the model, where no configuration is at hand.
     pub model_facts: BTreeMap<String, Value>,
+    /// What was taken for granted, or left alone, when the question was read.
+    pub assumptions: Vec<String>,
 }

@@ -142,6 +142,29 @@ impl Version {
         Self { engine, text: text.to_owned(), release, day, assumed: false }
     }
 
+    /// Whether a text says which version is meant: a release, a day, a pull request, a build of some commit, or a word for the newest.
+    pub fn says_which(engine: Engine, text: &str) -> bool {
+        let newest = |w: &str| matches!(w.to_lowercase().as_str(), "latest" | "newest" | "main" | "nightly") || is_nightly(w);
+        !Self::parse(engine, text).assumed || text.split_whitespace().any(newest)
+    }
+    /// What is assumed of the version, where it is not simply one that the tables know.
+    pub fn assumption(&self) -> Option<String> {
+        let newest = Self::newest(self.engine);
+        if !self.assumed {
+            let later = self.release.filter(|own| newest.release.is_some_and(|known| *own > known))?;
+            let read = shown(later);
+            return Some(format!(
+                "{self} is read as release {read}, later than {}, the newest version known: what changed since is not",
+                newest.text
+            ));
+        }
+        Some(if self.text == newest.text {
+            format!("{self}: the newest version known, as none is given")
+        } else {
+            format!("{self}: names no release or day that is known, so it is taken as the newest version known, {}", newest.text)
+        })
+    }
+
     /// Whether this version is `release` (`0.5.9`) or a later one.
     pub fn at_least(&self, release: &str) -> bool {
         let Some(other) = release_of(release) else { return false };
@@ -329,6 +352,16 @@ mod tests {
         assert_eq!(of(Vllm, "2026"), (None, 20260701));
         assert!(Version::parse(Vllm, "0.1.dev20073+g8e685d198").assumed);
         assert!(Version::parse(Vllm, "").at_least("0.16.0"));
+        for (text, which) in
+            [("0.11.0", true), ("2026-03", true), ("nightly", true), ("0.1.dev20073+g8e685d198", true), ("foo", false), ("", false)]
+        {
+            assert_eq!(Version::says_which(Vllm, text), which, "{text}");
+        }
+        let foo = Version::parse(Vllm, "foo").assumption().unwrap_or_default();
+        assert!(foo.contains("foo: names no release") && !foo.contains("none is given"), "{foo}");
+        assert!(Version::newest(Vllm).assumption().is_some_and(|a| a.contains("none is given")));
+        assert!(Version::parse(Vllm, "0.99.0").assumption().is_some_and(|a| a.contains("read as release 0.99.0, later than")));
+        assert_eq!(Version::parse(Vllm, "0.11.0").assumption(), None);
         assert_eq!(Version::parse(Sglang, "main (2025-12), flashinfer 0.5.3").part("flashinfer"), Some([0, 5, 3, 0]));
     }
 

@@ -78,6 +78,7 @@ fn question(sound: usize, command: String) -> Question {
         command,
         env: BTreeMap::new(),
         model_facts: BTreeMap::new(),
+        assumptions: Vec::new(),
     }
 }
 

@@ -172,6 +172,7 @@ proptest! {
             command,
             env: BTreeMap::new(),
             model_facts: BTreeMap::new(),
+            assumptions: Vec::new(),
         };
         let answer = verdict::check(&question).expect("a command");
         prop_assert_eq!(answer.starts == Starts::Yes, answer.invariant.is_empty());

@@ -126,6 +126,7 @@ fn answer(case: &Logged) -> Answer {
         command: case.command.to_owned(),
         env: BTreeMap::new(),
         model_facts: BTreeMap::new(),
+        assumptions: Vec::new(),
     };
     check(&question).expect("the command can be read")
 }

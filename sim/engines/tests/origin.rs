@@ -33,6 +33,7 @@ fn ask(version: &str, machine: &Machine, command: &str, env: &[(&str, &str)]) ->
         command: command.to_owned(),
         env: env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
         model_facts: BTreeMap::new(),
+        assumptions: Vec::new(),
     };
     check(&question).expect("the command can be read")
 }

@@ -213,7 +213,7 @@ pub const DEFAULTS: &[Default] = &[
         "triton",
         "block-FP8, chosen without asking for the architecture",
     ),
-    vllm(Op::Moe, Range::ALL, |f| f.scheme(&["fp8"]) && f.sm < 89, "marlin", "FP8 as weights only below SM89"),
+    vllm(Op::Moe, Range::ALL, |f| f.scheme(&["fp8"]) && (1..89).contains(&f.sm), "marlin", "FP8 as weights only below SM89"),
     vllm(Op::Moe, Range::ALL, |f| f.scheme(&["fp8"]) && matches!(f.major(), 9 | 10), "deep_gemm", "block-FP8 with DeepGEMM"),
     vllm(Op::Moe, Range::ALL, |_| true, "triton", "the general default"),
 ];

@@ -35,7 +35,8 @@ fn field(field: &str, problem: impl Into<String>, accepted: impl Into<String>) -
     CaseError::Field { field: field.to_owned(), problem: problem.into(), accepted: accepted.into() }
 }
 
-/// Reads a question: `framework`, `framework_version`, `model`, `hardware`, `command`, `extra_env`, `model_facts`. Other fields are left alone.
+/// Reads a question: `framework`, `framework_version`, `model`, `hardware`, `command`, `extra_env`, `model_facts`. Other fields are left alone, which
+/// the question's assumptions say.
 ///
 /// # Errors
 /// See [`CaseError`].
@@ -49,6 +50,8 @@ pub fn read(text: &str) -> Result<Question, CaseError> {
     let command = string(&root, "command")?.ok_or_else(|| field("command", "is missing", "a launch command"))?;
     let engine = engine(&root, &command)?;
     let version = string(&root, "framework_version")?.unwrap_or_default();
+    let unknown = |name: &&String| !FIELDS.contains(&name.as_str());
+    let left_alone = |name: &String| format!("the field `{name}` of the file is not known, and decides nothing");
     Ok(Question {
         engine,
         version: Version::parse(engine, &version),
@@ -57,10 +60,28 @@ pub fn read(text: &str) -> Result<Question, CaseError> {
         command,
         env: env(&root)?,
         model_facts: facts(&root)?,
+        assumptions: root.keys().filter(unknown).map(left_alone).collect(),
     })
 }
 
+/// Fields of a file.
+const FIELDS: &[&str] = &["framework", "framework_version", "model", "hardware", "command", "extra_env", "environment", "model_facts"];
+
+/// The engine: what the file says and what the command starts must be one.
 fn engine(root: &Map<String, Value>, command: &str) -> Result<Engine, CaseError> {
+    let started = command::engine_of(command);
+    let said = framework(root, started)?;
+    match started {
+        Some(started) if started != said => Err(field(
+            "framework",
+            format!("is {}, and the command starts {}", said.name(), started.title()),
+            format!("{}, or a command of {}", started.name(), said.title()),
+        )),
+        _ => Ok(said),
+    }
+}
+
+fn framework(root: &Map<String, Value>, started: Option<Engine>) -> Result<Engine, CaseError> {
     let accepted = "sglang, vllm, or a command that starts one of them";
     match string(root, "framework")? {
         Some(name) => match name.to_lowercase().split([' ', '-', '_', ':']).next() {
@@ -68,9 +89,7 @@ fn engine(root: &Map<String, Value>, command: &str) -> Result<Engine, CaseError>
             Some("vllm") => Ok(Engine::Vllm),
             _ => Err(field("framework", format!("{name} is not modelled"), accepted)),
         },
-        None => {
-            command::engine_of(command).ok_or_else(|| field("framework", "is missing, and the command starts no known engine", accepted))
-        }
+        None => started.ok_or_else(|| field("framework", "is missing, and the command starts no known engine", accepted)),
     }
 }
 
@@ -160,6 +179,10 @@ mod tests {
         assert!(wrong("{\"command\": 1.5e3, \"framework\": \"x\"}").starts_with("`framework`: x is not modelled (accepted: sglang, vllm"));
         assert!(wrong("{\"command\": \"vllm serve m\", \"hardware\": {\"count\": -1}}").starts_with("`hardware.count`: is -1"));
         let q = read("{\"command\": \"vllm serve m\"}").unwrap();
-        assert!(q.engine == Engine::Vllm && q.version.assumed);
+        assert!(q.engine == Engine::Vllm && q.version.assumed && q.assumptions.is_empty());
+        let two = wrong("{\"command\": \"vllm serve x\", \"framework\": \"sglang\"}");
+        assert!(two.contains("is sglang") && two.contains("starts vLLM"), "{two}");
+        let odd = read("{\"command\": \"vllm serve m\", \"gpus\": 8}").unwrap();
+        assert!(odd.assumptions.iter().any(|a| a.contains("`gpus`")), "{:?}", odd.assumptions);
     }
 }

@@ -28,6 +28,28 @@ pub fn resolve(in_command: &str, in_words: &str, facts: &BTreeMap<String, Value>
     model
 }
 
+/// What is wrong between the model that a command names and the one that a question names beside it, if they cannot be the same.
+pub fn contradiction(in_command: &str, in_words: &str) -> Option<String> {
+    let open = |text: &str| text.trim().is_empty() || crate::command::is_placeholder(text) || text.contains('<');
+    if open(in_command) || open(in_words) {
+        return None;
+    }
+    let [a, b] = [in_command, in_words].map(|text| resolve(text, "", &BTreeMap::new(), None));
+    let known = |model: &Model| model.layers.is_some() && model.hidden.is_some();
+    let differ = if known(&a) && known(&b) {
+        (&a.class, a.layers, a.hidden, a.experts) != (&b.class, b.layers, b.hidden, b.experts)
+    } else if let (Some(a), Some(b)) = (a.total_params_b, b.total_params_b) {
+        (a / b - 1.0).abs() > 0.2
+    } else {
+        // A folder's name may be anything; two names of the hub without a word in common are two models.
+        let words = |text: &str| names::normalized(text).split('-').filter(|w| w.len() > 2).map(str::to_owned).collect::<Vec<_>>();
+        let hub = |text: &str| text.matches('/').count() == 1 && !text.starts_with(['/', '.', '~']) && !text.contains(' ');
+        let theirs = words(in_words);
+        hub(in_command) && hub(in_words) && !words(in_command).iter().any(|w| theirs.contains(w))
+    };
+    differ.then(|| format!("the command names the model {in_command}, the question {in_words}: they differ, and the command's is taken as far as it is known"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +81,24 @@ mod tests {
         assert_eq!(named("Qwen/Qwen3-30B-A3B-AWQ", "").weights.method, "awq");
         assert!(!named("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "").moe);
         assert!(!named("Qwen/Qwen2.5-0.5B-Instruct", "").moe);
+    }
+
+    #[test]
+    fn two_models_in_one_question_are_noticed() {
+        for (command, words) in
+            [("Qwen/Qwen3-8B", "deepseek-ai/DeepSeek-R1"), ("someone/Other-70B", "someone/Other-7B"), ("org/alpha", "other/beta")]
+        {
+            assert!(contradiction(command, words).is_some_and(|c| c.contains(command) && c.contains(words)), "{command} {words}");
+        }
+        for (command, words) in [
+            ("deepseek-ai/DeepSeek-R1", "DeepSeek-V3/R1 class"),
+            ("<path>", "moonshotai/Kimi-K2.5"),
+            ("/models/x", "Qwen/Qwen3-8B"),
+            ("moonshotai/Kimi-K2.5", "moonshotai/Kimi-K2.5 (native INT4 experts)"),
+            ("m", ""),
+        ] {
+            assert_eq!(contradiction(command, words), None, "{command} {words}");
+        }
     }
 
     #[test]

@@ -122,6 +122,11 @@ pub fn find(description: &str) -> Option<&'static Gpu> {
     GPUS.iter().find(|gpu| gpu.words.iter().all(|word| names(&text, word)))
 }
 
+/// Names of the known GPUs as people write them, in the order of the table: `H200`, `A100 PCIE 40`. [`find`] finds each.
+pub fn gpu_names() -> Vec<String> {
+    GPUS.iter().map(|gpu| gpu.words.join(" ").to_uppercase()).collect()
+}
+
 /// Whether `word` occurs in `text` and is not part of a longer word or number (`l4` in `l40s`, `a10` in `a100`, `40` in `4090`).
 fn names(text: &str, word: &str) -> bool {
     text.match_indices(word).any(|(at, _)| {
@@ -200,6 +205,14 @@ mod tests {
         assert_eq!(said_sm("any SM100 class (B200/GB200)"), Some(100));
         assert_eq!(said_sm("sm_121a"), Some(121));
         assert_eq!(said_sm("small"), None);
+    }
+
+    #[test]
+    fn every_name_on_offer_is_found() {
+        for name in gpu_names() {
+            assert!(find(&name).is_some(), "{name}");
+        }
+        assert_eq!((find("nonexist"), find("H2OO")), (None, None));
     }
 
     #[test]

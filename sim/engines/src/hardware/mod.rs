@@ -3,8 +3,8 @@
 mod gpus;
 mod read;
 
-pub use gpus::{GPUS, Gpu, find, said_sm, shared_memory_per_block_kib};
-pub use read::{of_machine, read};
+pub use gpus::{GPUS, Gpu, find, gpu_names, said_sm, shared_memory_per_block_kib};
+pub use read::{major_minor, of_machine, read, says_links};
 
 /// How the GPUs of a launch reach each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

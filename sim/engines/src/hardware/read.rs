@@ -30,6 +30,7 @@ pub fn read(text: &HardwareText) -> Hardware {
         hardware.memory_gib = Some(gpu.memory_gib);
         hardware.assumptions.push(format!("{} GiB of memory a GPU, as drivers report for this model", gpu.memory_gib));
     }
+    hardware.assumptions.extend(not_understood(text, gpu.is_some(), hardware.sm));
     hardware.interconnect = links(&text.interconnect.to_lowercase(), hardware.count).unwrap_or_else(|| {
         let assumed = match (hardware.count, gpu) {
             (Some(1), _) => return Interconnect::Single,
@@ -42,6 +43,64 @@ pub fn read(text: &HardwareText) -> Hardware {
         assumed
     });
     hardware
+}
+
+/// Fields that say something which is not understood, and so decide nothing.
+fn not_understood(text: &HardwareText, known: bool, sm: Option<u32>) -> Vec<String> {
+    let mut out = Vec::new();
+    let gpu = text.gpu.trim();
+    match (known, sm) {
+        (true, _) => {}
+        (false, Some(sm)) => out.push(format!("the GPU '{gpu}' is in no table: what is said of it, SM{sm}, is all that is checked")),
+        (false, None) => {
+            let name = if gpu.is_empty() { "no GPU is named".to_owned() } else { format!("the GPU '{gpu}' is in no table") };
+            out.push(format!("{name}: rules that depend on its architecture are not checked"));
+        }
+    }
+    if let Some(cuda) = text.cuda.as_deref().filter(|cuda| major_minor(cuda).is_none()) {
+        out.push(format!("CUDA '{cuda}' is no version, and counts as not given"));
+    }
+    if let Some(driver) = text.driver.as_deref().filter(|driver| major_minor(driver).is_none()) {
+        out.push(format!("the driver '{driver}' is no version, and counts as not given"));
+    }
+    let words = text.interconnect.trim();
+    if !words.is_empty() && text.count != Some(1) && !says_links(words) {
+        out.push(format!("the links are described as '{words}', which names none that is known"));
+    }
+    for name in text.other.keys().filter(|name| !FIELDS.contains(&name.as_str())) {
+        out.push(format!("hardware.{name} is no field that is known: its words are read, its name is not"));
+    }
+    out
+}
+
+/// Fields of a machine's description beyond those of [`HardwareText`] that rules look up by name.
+const FIELDS: &[&str] = &["acs", "acsctl", "bar1_mib", "vram_mib"];
+
+/// Whether a description of links names one, or something else of the topology that rules look for.
+pub fn says_links(text: &str) -> bool {
+    const TOPOLOGY: &[&str] = &[
+        "pix",
+        "pxb",
+        "phb",
+        "node",
+        "nodes",
+        "sys",
+        "host",
+        "hosts",
+        "p2p",
+        "acs",
+        "acsctl",
+        "patched",
+        "unified",
+        "rdma",
+        "roce",
+        "infiniband",
+        "ib",
+        "xgmi",
+        "ethernet",
+    ];
+    let lower = text.to_lowercase();
+    links(&lower, None).is_some() || lower.split(|c: char| !c.is_alphanumeric()).any(|word| TOPOLOGY.contains(&word))
 }
 
 /// A described machine in the words of a question. NVLink is said where links of it are described.
@@ -132,7 +191,7 @@ fn hosts(text: &str) -> u32 {
 }
 
 /// `13.0`, `12.2 (driver-reported)`, `cu129`.
-fn major_minor(text: &str) -> Option<(u32, u32)> {
+pub fn major_minor(text: &str) -> Option<(u32, u32)> {
     let text = text.trim().trim_start_matches(['v', 'V']);
     if let Some(digits) = text.strip_prefix("cu") {
         let (major, minor) = digits.split_at_checked(2)?;
@@ -161,6 +220,32 @@ mod tests {
         assert!(of("GB10 DGX Spark (SM121)", 1, "").unified);
         assert_eq!(of("V100 (SM70)", 16, "PCIe through the host, no NVLink used").interconnect, Interconnect::Pcie);
         assert_eq!(read(&HardwareText { gpu: "2x RTX 3090".into(), ..HardwareText::default() }).count, Some(2));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_said() {
+        let text = HardwareText {
+            gpu: "nonexist".into(),
+            count: Some(8),
+            interconnect: "qux".into(),
+            cuda: Some("foo".into()),
+            driver: Some("bar".into()),
+            other: [("memory_gb".to_owned(), Value::from(80))].into_iter().collect(),
+            ..HardwareText::default()
+        };
+        let said = read(&text).assumptions.join("\n");
+        for word in ["nonexist", "qux", "foo", "bar", "memory_gb"] {
+            assert!(said.contains(word), "{word} in {said}");
+        }
+        let plain = HardwareText {
+            gpu: "H200".into(),
+            interconnect: "NVLink".into(),
+            cuda: Some("13.0".into()),
+            driver: Some("580.95.05".into()),
+            ..text
+        };
+        assert!(read(&HardwareText { other: Default::default(), ..plain }).assumptions.iter().all(|a| a.contains("as drivers report")));
+        assert!(says_links("topo PHB") && says_links("two hosts, 200G RoCE") && !says_links("any"));
     }
 
     #[test]

@@ -165,7 +165,11 @@ fn unknown(given: &Given, engine: Engine) -> Finding {
     let title = engine.title();
     let message = match near.first() {
         Some(name) => format!("{} is not a flag of {title} that any known version has; the nearest is {name}", given.written),
-        None => format!("{} is not a flag of {title} that is known here: a later version, a fork or a plugin may have it", given.written),
+        // The tables are read from some releases and are not complete, so a flag that is in none of them is no certain fault.
+        None => format!(
+            "{} is not a flag of {title} that is known here; unless this build has it, the parser ends the launch with: unrecognized arguments: {}",
+            given.written, given.written
+        ),
     };
     let finding = refused(given, "flag_is_known", message).source(format!("flag table of {title}"));
     match near.first() {
@@ -242,10 +246,29 @@ const COUNTS: &[&str] = &[
     "--page-size",
 ];
 
-/// argparse takes 0 and less; the engine does not.
+/// Least values of other flags: vLLM's `Field(ge=..)` of 0.16.0, where -1 stands for the longest context that fits.
+const LEAST: &[(&str, i64)] = &[
+    ("--max-model-len", -1),
+    ("--swap-space", 0),
+    ("--cpu-offload-gb", 0),
+    ("--max-num-partial-prefills", 1),
+    ("--max-long-partial-prefills", 1),
+    ("--max-loras", 1),
+];
+
+/// argparse takes any number; the engine does not.
 fn size(given: &Given, flag: &Flag, value: &str) -> Option<Finding> {
-    let n: i64 = value.parse().ok().filter(|n| *n < 1 && COUNTS.contains(&flag.name))?;
-    let message = format!("{} counts from 1, and it is {n}", given.written);
+    let n: f64 = value.parse().ok()?;
+    if let Some((_, least)) = LEAST.iter().find(|(name, least)| *name == flag.name && n < *least as f64) {
+        let message = format!("{} is {least} at least, and it is {value}", given.written);
+        let finding = refused(given, "value_is_in_range", message).source("least values of the configuration classes (0.16.0)");
+        let says = format!("pydantic: Input should be greater than or equal to {least}");
+        return Some(finding.because(says).fix(Fix::remove(&given.written)));
+    }
+    if n >= 1.0 || !COUNTS.contains(&flag.name) {
+        return None;
+    }
+    let message = format!("{} counts from 1, and it is {value}", given.written);
     let finding = refused(given, "count_is_at_least_one", message).source("positive sizes of the configuration classes");
     Some(finding.because("pydantic: Input should be greater than or equal to 1").fix(Fix::remove(&given.written)))
 }
@@ -262,7 +285,8 @@ fn choice(given: &Given, words: &str, value: &str, version: &Version) -> Option<
     let other = if version.engine == Engine::Sglang { Engine::Vllm } else { Engine::Sglang };
     let others = flags::find(other, &given.name)
         .is_some_and(|f| matches!(f.value, Value::Choice(w) if w.split('/').any(|w| w.to_lowercase() == lower)));
-    let beyond = grows && !slip && !others && (version.release.is_none() || version.at_least(read));
+    let plausible = !is_format(&given.name) || like_a_format(&lower);
+    let beyond = grows && !slip && !others && (version.release.is_none() || version.at_least(read) && plausible);
     let own_build = beyond || ["fork", "custom", "image", "build", "patched", "dev"].iter().any(|w| version.says(w));
     let all: Vec<&str> = words.split('/').collect();
     let whose = if others { format!(", which is a word of {}", other.title()) } else { String::new() };
@@ -281,6 +305,26 @@ fn choice(given: &Given, words: &str, value: &str, version: &Version) -> Option<
     Some(finding.fix(Fix::remove(&given.written)))
 }
 
+/// Flags whose words are number formats and ways to quantize. A new backend is often called by a new name; a new format is called after its parts.
+fn is_format(name: &str) -> bool {
+    name.contains("quantization") || name.contains("cache-dtype")
+}
+
+/// Whether a word has a part in common with the formats that either engine knows: `mxfp6` with `mxfp8`, `int8_per_token` with `tpu_int8`.
+fn like_a_format(word: &str) -> bool {
+    let parts = |text: &str| -> Vec<String> {
+        text.split(|c: char| !c.is_alphabetic()).filter(|part| part.len() > 1).map(str::to_lowercase).collect()
+    };
+    let known: Vec<String> = [Engine::Sglang, Engine::Vllm]
+        .into_iter()
+        .flat_map(flags::flags)
+        .filter(|flag| flag.names().any(is_format))
+        .filter_map(|flag| if let Value::Choice(words) = flag.value { Some(words) } else { None })
+        .flat_map(parts)
+        .collect();
+    parts(word).iter().any(|part| known.iter().any(|k| part.starts_with(k.as_str()) || part.ends_with(k.as_str())))
+}
+
 /// What the parser prints of a word that is no choice: argparse, or the class that the value is turned into.
 fn parser_says(given: &Given, value: &str, all: &[&str], engine: Engine) -> String {
     if engine == Engine::Vllm && given.name == "--attention-backend" {
@@ -291,6 +335,9 @@ fn parser_says(given: &Given, value: &str, all: &[&str], engine: Engine) -> Stri
         );
     }
     let quoted: Vec<String> = all.iter().map(|w| format!("'{w}'")).collect();
+    if engine == Engine::Vllm && given.name == "--quantization" {
+        return format!("ModelConfig: Unknown quantization method: {value}. Must be one of [{}]", quoted.join(", "));
+    }
     format!("argparse: error: argument {}: invalid choice: '{value}' (choose from {})", given.written, quoted.join(", "))
 }
 

@@ -2,6 +2,7 @@
 
 use super::toolkit::Toolkit;
 use super::{CheckError, Examined, change, examine};
+use crate::catalog;
 use crate::command::{self, Command};
 use crate::finding::{Change, Finding, Fix, Kind, Numbers, Outcome, Phase};
 use crate::hardware::Hardware;
@@ -144,13 +145,9 @@ pub(super) fn compose(question: &Question, command: &Command, examined: Examined
         let cuda = image.cuda.map(|v| format!(" CUDA {v}")).unwrap_or_default();
         assumptions.push(format!("the image's tag {tag} says{version}{cuda}; what is given beside the command outranks it"));
     }
-    if question.version.assumed {
-        assumptions.push(format!(
-            "{} {}: the newest version known, as none is given",
-            question.version.engine.title(),
-            question.version.text
-        ));
-    }
+    assumptions.extend(question.version.assumption());
+    assumptions.extend(question.assumptions.iter().cloned());
+    assumptions.extend(catalog::contradiction(command.model.as_deref().unwrap_or_default(), &question.model));
     assumptions
         .extend(model.assumptions.iter().chain(&hardware.assumptions).chain(&settings.assumptions).chain(&memory.assumptions).cloned());
     assumptions.extend(first.and_then(|f| provenance::caveat(&f.invariant, &f.source)));
@@ -163,7 +160,7 @@ pub(super) fn compose(question: &Question, command: &Command, examined: Examined
         kind: first.map_or(Kind::Ok, |f| f.kind),
         rank: first.and_then(|f| f.rank),
         invariant: first.map_or_else(String::new, |f| f.invariant.clone()),
-        message: first.map_or_else(|| healthy(&settings, &model, &hardware), |f| f.message.clone()),
+        message: first.map_or_else(|| healthy(&settings, &model, &hardware, &notes), |f| f.message.clone()),
         story: story(&settings, first, &search),
         next: behind.collect(),
         numbers,
@@ -181,11 +178,20 @@ pub(super) fn compose(question: &Question, command: &Command, examined: Examined
     }
 }
 
-fn healthy(settings: &Settings, model: &Model, hardware: &Hardware) -> String {
+/// Rules of which a note means that the launch ends at once unless the build has what the tables lack.
+const UNLESS_KNOWN: &[&str] = &["flag_is_known", "value_is_a_choice"];
+
+fn healthy(settings: &Settings, model: &Model, hardware: &Hardware, notes: &[&Finding]) -> String {
     let experts = if model.moe { format!(", experts {}", settings.moe_backend) } else { String::new() };
     let unknown = if hardware.memory_gib.is_none() { "; whether it fits is not checked, for the GPU's memory is not known" } else { "" };
+    let doubtful: Vec<String> =
+        notes.iter().filter(|n| UNLESS_KNOWN.contains(&n.invariant.as_str())).map(|n| n.arguments.join(" ")).collect();
+    let doubt = match doubtful.as_slice() {
+        [] => String::new(),
+        all => format!("; WARNING: only if this build accepts {}, which no table here has (see what is worth knowing)", all.join(", ")),
+    };
     format!(
-        "starts: no rule of {} {} is broken for {} on {} ranks (attention {}{experts}){unknown}",
+        "starts: no rule of {} {} is broken for {} on {} ranks (attention {}{experts}){unknown}{doubt}",
         settings.engine.title(),
         settings.version.text,
         model.name,
