@@ -1,6 +1,6 @@
 //! Profiles of other engines: what torch's profiler and Nsight Systems recorded of a step, by our classes of work.
 //!
-//! A reader a format turns a file into [`Kernel`]s: names, places, times. [`steps`] finds the step that repeats, [`classes`] says what work a
+//! A reader a format turns a file into [`Kernel`]s: names, places, times. `steps` finds the step that repeats, `classes` says what work a
 //! kernel is, from its name and from what runs around it, and [`summarize`] adds up. Nothing is matched with single commands of ours: engines fuse and
 //! split differently, but attention is attention.
 
