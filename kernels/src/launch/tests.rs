@@ -17,7 +17,7 @@ fn defined(kernel: &str, text: &str) -> bool {
     if let Some(pairs) = kernel.strip_prefix("attend_").filter(|p| p.parse::<u32>().is_ok()) {
         return text.contains(&format!("ATTEND({pairs})"));
     }
-    if let Some(held) = kernel.strip_prefix("route_") {
+    if let Some(held) = kernel.strip_prefix("route_").filter(|held| held.parse::<u32>().is_ok()) {
         return text.contains(&format!("ROUTE_ROWS({held})"));
     }
     text.contains(&format!(" {kernel}(")) || text.contains(&format!("({kernel},"))
