@@ -1,5 +1,6 @@
 //! A machine's figures from its GPUs: floors, rates, exchanges, and what our kernels take on the shapes of models.
 
+use crate::child;
 use crate::error::{Failure, InputError};
 use crate::measurement::{self, chosen};
 use crate::output;
@@ -232,7 +233,8 @@ pub(crate) fn tables(found: &Exchanges, peer_access: bool, source: &str) -> Vec<
             .map(|s| Measurement { ranks: None, launch: None, bytes: s.bytes, time: Duration::from_ps(time(s)) })
             .collect(),
     };
-    vec![table("in a graph", Launch::Graph, |s| s.graph_ps), table("in a loop", Launch::Loop, |s| s.loop_ps)]
+    // Many one behind the other in one graph, as in a step.
+    vec![table("in a graph", Launch::Node, |s| s.graph_ps), table("in a loop", Launch::Loop, |s| s.loop_ps)]
 }
 
 /// The machine with collectives fitted to tables; as it was, with a sentence, where no fit can be defended.
@@ -248,6 +250,9 @@ pub(crate) fn with_exchanges(machine: Machine, tables: &[Table]) -> (Machine, St
     }
 }
 
+/// How long all-reduces without peer access may take in all: seconds on two GPUs, and every wait in the process has its own bound.
+const HOST_DEADLINE: std::time::Duration = std::time::Duration::from_secs(300);
+
 /// All-reduces without peer access, measured by a process of its own: NCCL reads its environment once.
 pub(crate) fn exchanges_through_host(sizes: &[u64]) -> Result<Exchanges, Failure> {
     let wrong = |e: String| Failure::Running(format!("all-reduces without peer access: {e}"));
@@ -255,7 +260,7 @@ pub(crate) fn exchanges_through_host(sizes: &[u64]) -> Result<Exchanges, Failure
     let list: Vec<String> = sizes.iter().map(ToString::to_string).collect();
     let mut command = std::process::Command::new(program);
     command.args(["calibrate", "--exchanges", &list.join(",")]).env("NCCL_P2P_DISABLE", "1");
-    let done = command.output().map_err(|e| wrong(e.to_string()))?;
+    let done = child::output(&mut command, HOST_DEADLINE).map_err(wrong)?;
     if !done.status.success() {
         return Err(wrong(String::from_utf8_lossy(&done.stderr).trim().to_owned()));
     }

@@ -2,6 +2,7 @@
 
 mod args;
 mod calibration;
+mod child;
 mod commands;
 mod digest;
 mod doctor;

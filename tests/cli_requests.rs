@@ -63,12 +63,15 @@ fn traces_are_read_and_what_no_pool_holds_is_refused() {
     let json = run.json();
     assert_eq!((json["loads"][0]["served"].as_u64(), json["loads"][0]["requests"].as_u64()), (Some(2), Some(2)));
     assert!(figure(&json["loads"][0], "idle_share") > 0.9);
-    // 200,000 tokens of context do not fit in what Kimi leaves of eight cards beside 256 captured sequences; they are refused by name.
-    let long = "sim --requests closed:1 --request-count 2 --prompt-tokens 200000 --output-tokens 8 --tp 8 --max-running 1024";
-    let kv = figure(&loads("--requests closed:1 --request-count 1 --max-running 1024").0["kv"], "tokens");
-    let run = line(long);
-    assert_eq!(run.code, if kv < 200_008.0 { 1 } else { 0 }, "{}", run.out);
-    assert_eq!(run.out.contains("were refused"), kv < 200_008.0);
+    // DeepSeek-V3 in FP8 leaves eight cards of 96 GiB a pool of fewer tokens than it has positions.
+    let words = "--requests closed:1 --request-count 2 --model deepseek-v3 --tp 8 --output-tokens 8";
+    let (json, _) = loads(&format!("{words} --prompt-tokens 100"));
+    let pool = figure(&json["kv"], "tokens") as u64;
+    assert!((1000..160_000).contains(&pool), "{pool}");
+    let asked = |tokens: u64| line(&format!("sim {words} --prompt-tokens {tokens}"));
+    let (fits, too_long) = (asked(pool - 8), asked(pool));
+    assert_eq!((fits.code, fits.out.contains("were refused")), (0, false), "{}", fits.out);
+    assert_eq!((too_long.code, too_long.out.contains("were refused")), (1, true), "{}", too_long.out);
 }
 
 #[test]

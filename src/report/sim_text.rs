@@ -54,7 +54,7 @@ fn heading(p: &Prediction) -> String {
     let s = &p.scenario;
     let d = &s.deployment;
     let mut split = vec![format!("tp {}", d.tp)];
-    for (name, n) in [("pp", d.pp), ("dp-attention", d.dp_attention), ("ep", d.ep), ("replicas", d.replicas)] {
+    for (name, n) in [("pp", d.pp), ("dp-attention", d.dp_attention), ("ep", d.ep), ("dcp", d.dcp), ("replicas", d.replicas)] {
         if n > 1 {
             split.push(format!("{name} {n}"));
         }

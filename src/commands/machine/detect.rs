@@ -61,7 +61,7 @@ pub(super) fn run(args: &DetectArgs) -> Result<(), Failure> {
     }
     let mut unasked = None;
     if driver.is_some() && !sources.iter().any(|source| source.text.contains("GPU0")) {
-        match smi::matrix(smi::PROGRAM, smi::DEADLINE) {
+        match smi::matrix() {
             Ok(matrix) => sources.push(matrix),
             Err(why) => unasked = Some(format!("no NVLink is known of, as sysfs has none and nobody else was there to ask ({why})")),
         }
