@@ -246,7 +246,8 @@ const COUNTS: &[&str] = &[
     "--page-size",
 ];
 
-/// Least values of other flags: vLLM's `Field(ge=..)` of 0.16.0, where -1 stands for the longest context that fits.
+/// Least values of other flags: vLLM's `Field(ge=..)` as its repository had them between releases (config/cache.py, scheduler.py, model.py,
+/// lora.py), where -1 stands for the longest context that fits.
 const LEAST: &[(&str, i64)] = &[
     ("--max-model-len", -1),
     ("--swap-space", 0),
@@ -261,7 +262,8 @@ fn size(given: &Given, flag: &Flag, value: &str) -> Option<Finding> {
     let n: f64 = value.parse().ok()?;
     if let Some((_, least)) = LEAST.iter().find(|(name, least)| *name == flag.name && n < *least as f64) {
         let message = format!("{} is {least} at least, and it is {value}", given.written);
-        let finding = refused(given, "value_is_in_range", message).source("least values of the configuration classes (0.16.0)");
+        let finding = refused(given, "value_is_in_range", message)
+            .source("least values in vLLM's configuration classes, read in its repository between releases; of each release assumed");
         let says = format!("pydantic: Input should be greater than or equal to {least}");
         return Some(finding.because(says).fix(Fix::remove(&given.written)));
     }
