@@ -1,6 +1,7 @@
 //! The answer to `moetwin sim`: the library's functions called one after the other, and what they said.
 
 use crate::error::{Failure, InputError};
+use crate::kernel_folder::KernelFolder;
 use crate::scenario::Scenario;
 use crate::speculation::Speculated;
 use moetwin::kernels::routing::SampledRouting;
@@ -11,7 +12,7 @@ use moetwin::runtime::ledger::{Ledger, LedgerOptions, Line, OutOfMemory, RankLed
 use moetwin::sim::breakdown::Breakdown;
 use moetwin::sim::collective::nccl_graph;
 use moetwin::sim::cost::{KernelTables, Kernels};
-use moetwin::sim::exec::{ExchangeMemory, SimTrace, simulate_with};
+use moetwin::sim::exec::{SimMemory, SimTrace, simulate_with};
 use moetwin::sim::explore::{DEFAULT_MAX_STATES, explore};
 use moetwin::sim::network::Network;
 
@@ -107,12 +108,12 @@ impl Prediction {
     /// Whose kernel times were used, and of which version.
     fn kernels_text(&self) -> Vec<String> {
         let s = &self.scenario;
-        let mut out = Vec::new();
+        let mut out = s.kernel_folder.as_ref().map_or_else(Vec::new, KernelFolder::in_words);
         if let (Some(own), Kernels::Any) = (&s.machine.kernels, s.options.kernels) {
             out.push(format!("our own kernels as measured on this machine: {} ({} rows); the rest:", own.source, own.rows.len()));
         }
         for gpu in &s.machine.models {
-            let Some(tables) = KernelTables::for_gpu(&gpu.name, s.options.kernels) else {
+            let Some(tables) = KernelTables::with_imported(&gpu.name, s.options.kernels, s.options.tables.as_ref()) else {
                 out.push(format!("{}: no kernel was measured, times follow from rates and floors", gpu.name));
                 continue;
             };
@@ -166,7 +167,7 @@ impl Prepared {
 }
 
 /// Time of a step in milliseconds and tokens a second, of a program that fits.
-pub(crate) fn pace(scenario: &Scenario, program: &Program, memory: &mut ExchangeMemory) -> Result<(f64, f64), Failure> {
+pub(crate) fn pace(scenario: &Scenario, program: &Program, memory: &mut SimMemory) -> Result<(f64, f64), Failure> {
     let (_, breakdown, speculated) = timed(scenario, scenario.step.sequences.len(), program, memory)?;
     Ok(match (&speculated, &scenario.speculation) {
         (Some(s), Some(plan)) => (s.step_ms(plan), s.tokens_per_s(plan)),
@@ -245,13 +246,13 @@ fn shortened(step: &Step, batch: usize) -> Step {
 }
 
 fn serve(scenario: &Scenario, batch: usize, program: Program) -> Result<Served, Failure> {
-    let (trace, breakdown, speculated) = timed(scenario, batch, &program, &mut ExchangeMemory::default())?;
+    let (trace, breakdown, speculated) = timed(scenario, batch, &program, &mut SimMemory::default())?;
     Ok(Served { batch, program, trace, breakdown, speculated })
 }
 
 type Timed = (SimTrace, Breakdown, Option<Speculated>);
 
-fn timed(scenario: &Scenario, batch: usize, program: &Program, memory: &mut ExchangeMemory) -> Result<Timed, Failure> {
+fn timed(scenario: &Scenario, batch: usize, program: &Program, memory: &mut SimMemory) -> Result<Timed, Failure> {
     let routing = SampledRouting::new(scenario.routing.clone(), scenario.seed);
     let trace = simulate_with(program, &scenario.machine, &routing, &scenario.options, memory);
     let trace = trace.map_err(|e| Failure::Running(e.to_string()))?;

@@ -8,7 +8,7 @@ use moetwin::models::draft::{self, Draft};
 use moetwin::models::{BuildOptions, Deployment, ModelSpec, Phase, Step, plan};
 use moetwin::runtime::Program;
 use moetwin::sim::breakdown::Breakdown;
-use moetwin::sim::exec::{ExchangeMemory, Launcher, SimOptions, simulate_with};
+use moetwin::sim::exec::{SimMemory, Launcher, SimOptions, simulate_with};
 use moetwin::sim::speculation::{Acceptance, EAGLE3_RATE, MTP_RATE, StepTimes};
 
 /// What is drafted, and how much of it is believed to be accepted.
@@ -116,7 +116,7 @@ impl Speculated {
         drafting: &SpeculationPlan,
         batch: usize,
         verify: (&Program, f64),
-        memory: &mut ExchangeMemory,
+        memory: &mut SimMemory,
     ) -> Result<Self, Failure> {
         let mut time = |program: &Program, options: &SimOptions, routing: Distribution| -> Result<f64, Failure> {
             let routing = SampledRouting::new(routing, scenario.seed);

@@ -6,7 +6,7 @@ use moetwin_runtime::{LowerOptions, Program, lower};
 use moetwin_sim::breakdown::{Breakdown, ExchangeRow};
 use moetwin_sim::collective::Library;
 use moetwin_sim::cost::Kernels;
-use moetwin_sim::exec::{Backends, ExchangeMemory, Launcher, SimOptions, SimTrace, simulate_with};
+use moetwin_sim::exec::{Backends, SimMemory, Launcher, SimOptions, SimTrace, simulate_with};
 use moetwin_sim::machine::{self, Machine};
 use moetwin_sim::trace::chrome_trace;
 
@@ -37,9 +37,9 @@ impl Case {
         Self { step: Step::uniform(Phase::Decode, batch, context), ..Self::default() }
     }
     fn run(&self) -> (Program, SimTrace) {
-        self.run_with(&mut ExchangeMemory::default())
+        self.run_with(&mut SimMemory::default())
     }
-    fn run_with(&self, memory: &mut ExchangeMemory) -> (Program, SimTrace) {
+    fn run_with(&self, memory: &mut SimMemory) -> (Program, SimTrace) {
         let spec = zoo::spec("kimi-k2.5").expect("embedded");
         let graph = plan(&spec, &self.step, &self.deployment, &BuildOptions::default()).expect("a legal split");
         let program = lower(graph, LowerOptions::default()).expect("lowers");
@@ -223,7 +223,7 @@ fn remembering_exchanges_changes_nothing() {
         ..Case::decode(4, 512)
     };
     let experts = Case { deployment: Deployment { tp: 8, ep: 8, ..Deployment::default() }, ..Case::decode(4, 512) };
-    let mut memory = ExchangeMemory::default();
+    let mut memory = SimMemory::default();
     // Back and forth between machines, libraries and splits.
     for case in [&Case::decode(4, 512), &experts, &one_shot, &slow, &Case::decode(4, 512), &slow, &Case::decode(9, 512), &one_shot] {
         let (program, trace) = case.run_with(&mut memory);

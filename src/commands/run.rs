@@ -2,6 +2,7 @@
 
 use super::slice::Slice;
 use crate::args::{AllReduceKind, DeploymentArgs, Speculation, Switch, not_yet};
+use crate::kernel_folder;
 use crate::error::{Failure, InputError, Outcome};
 use crate::generation::{self, Generated, Job, OnGpus, generate, gpus, reference};
 use crate::measurement::{ClassJson, Conditions, Measured};
@@ -255,6 +256,7 @@ fn refuse_flags(args: &RunArgs) -> Result<(), Failure> {
     if d.spec.is_some_and(|s| s != Speculation::None) || d.spec_accept.is_some() {
         return Err(InputError::new("--spec", "is not for run: no draft is executed; moetwin sim predicts it").accepted(["none"]).into());
     }
+    kernel_folder::refuse(d.kernels.as_ref(), "run")?;
     if let Some(rank) = args.only_rank
         && !(drawn_prompts(args) && args.backend == Backend::Cuda)
     {

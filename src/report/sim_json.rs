@@ -122,6 +122,8 @@ struct Inputs<'a> {
     deployment: &'a DeploymentJson<'a>,
     step: &'a Step,
     histogram: Option<&'a moetwin::kernels::routing::RoutingHistogram>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kernels: Option<&'a str>,
     speculation: Option<(&'a str, u32, &'a [f64])>,
     seed: u64,
 }
@@ -138,6 +140,7 @@ pub(crate) fn json(p: &Prediction) -> Result<SimJson<'_>, Failure> {
         deployment: &deployment,
         step: &s.step,
         histogram,
+        kernels: s.kernel_folder.as_ref().map(|folder| folder.digest.as_str()),
         speculation: s.speculation.as_ref().map(|plan| (plan.kind, plan.drafted, plan.acceptance.per_position())),
         seed: s.seed,
     };
