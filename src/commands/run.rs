@@ -2,9 +2,9 @@
 
 use super::slice::Slice;
 use crate::args::{AllReduceKind, DeploymentArgs, Speculation, Switch, not_yet};
-use crate::kernel_folder;
 use crate::error::{Failure, InputError, Outcome};
 use crate::generation::{self, Generated, Job, OnGpus, generate, gpus, reference};
+use crate::kernel_folder;
 use crate::measurement::{ClassJson, Conditions, Measured};
 use crate::output::{self, NewFile};
 use crate::prompt;

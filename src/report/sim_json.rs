@@ -73,6 +73,7 @@ pub(super) struct SpeculationJson<'a> {
     pub(super) break_even_tokens: f64,
     pub(super) plain_step_ms: f64,
     pub(super) plain_tokens_per_s: f64,
+    pub(super) plain_captured_tokens_per_s: f64,
     pub(super) wins: bool,
 }
 
@@ -206,6 +207,7 @@ fn speculation(p: &Prediction) -> Option<SpeculationJson<'_>> {
         break_even_tokens: s.times.break_even_tokens(plan.drafted, s.plain_step_ms),
         plain_step_ms: s.plain_step_ms,
         plain_tokens_per_s: s.plain_tokens_per_s(),
+        plain_captured_tokens_per_s: s.plain_captured_tokens_per_s(),
         wins: s.wins(plan),
     })
 }

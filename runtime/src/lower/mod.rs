@@ -251,9 +251,8 @@ impl<'a> RankLowering<'a> {
 
     /// Bytes of an activation: GPUs keep partial sums in f32, so that they are rounded once, after the sum.
     fn stored_bytes(&self, tensor: TensorId) -> Result<u64, SplitError> {
-        let elements = (0..self.graph.tensors[tensor].shape.len()).try_fold(1u64, |product, dim| {
-            self.graph.local_size(tensor, dim, self.rank).map(|size| product.saturating_mul(size))
-        })?;
+        let elements = (0..self.graph.tensors[tensor].shape.len())
+            .try_fold(1u64, |product, dim| self.graph.local_size(tensor, dim, self.rank).map(|size| product.saturating_mul(size)))?;
         Ok(self.graph.local_bytes(tensor, self.rank)?.max(elements.saturating_mul(element_of(self.graph, tensor).bytes())))
     }
 

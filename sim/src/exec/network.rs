@@ -67,7 +67,8 @@ impl SimMemory {
         }
         let machine = self.machine.as_ref();
         let own = machine.and_then(|m| m.kernels.as_ref()).filter(|_| kernels == Kernels::Any);
-        let model = |gpu: &GpuModel| CostModel::new(gpu_rates(gpu), KernelTables::with_imported(&gpu.name, kernels, tables)).with_own(own.cloned());
+        let model =
+            |gpu: &GpuModel| CostModel::new(gpu_rates(gpu), KernelTables::with_imported(&gpu.name, kernels, tables)).with_own(own.cloned());
         let models: Rc<Vec<CostModel>> = Rc::new(machine.into_iter().flat_map(|m| &m.models).map(model).collect());
         self.models = Some(((kernels, tables.cloned()), Rc::clone(&models)));
         models

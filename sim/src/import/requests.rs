@@ -187,7 +187,11 @@ mod tests {
         assert!(error("arrival_s,prompt_tokens\n").message.contains("output_tokens"));
         let e = error("arrival_s,prompt_tokens,output_tokens,prompt_tokens\n0,1,1,1\n");
         assert!((e.line, e.column) == (1, 39) && e.message.contains("a second column of prompt lengths"), "{e}");
-        assert!(error("arrival_s,prompt_tokens,output_tokens,GeneratedTokens\n0,1,1,1\n").message.contains("GeneratedTokens, beside output_tokens"));
+        assert!(
+            error("arrival_s,prompt_tokens,output_tokens,GeneratedTokens\n0,1,1,1\n")
+                .message
+                .contains("GeneratedTokens, beside output_tokens")
+        );
         assert!(error("").message.contains("empty"));
         assert!(error("arrival_s,prompt_tokens,output_tokens\n").message.contains("no request"));
         assert_eq!(error("arrival_s,prompt_tokens,output_tokens\n0,10\n").line, 2);

@@ -457,7 +457,10 @@ mod tests {
             ("Memset (Device)", Tag::Copy),
             ("something_else", Tag::Unknown),
             // What public profiles of DeepSeek, Kimi, GLM, Qwen3 and gpt-oss on Hopper, B200 and SM120 name: SGLang, vLLM, TensorRT-LLM.
-            ("fmhaSm100fKernel_QkvBfloat16OBfloat16HQk576HV512HVPerCta256PagedKvDenseP64MultiCtasKvVarSeqQ16Kv128StaticSwapsAbForGen", CORE),
+            (
+                "fmhaSm100fKernel_QkvBfloat16OBfloat16HQk576HV512HVPerCta256PagedKvDenseP64MultiCtasKvVarSeqQ16Kv128StaticSwapsAbForGen",
+                CORE,
+            ),
             ("void flashinfer::mla::BatchMLAPagedAttentionKernel<flashinfer::mla::KernelTraits<true, 2u, ...> >", CORE),
             ("void flash::flash_fwd_splitkv_mla_combine_kernel<...>", CORE),
             ("_fwd_grouped_kernel_stage1", CORE),
@@ -471,14 +474,32 @@ mod tests {
             ("void topk_transform_decode_kernel(...)", CORE),
             ("fused_recurrent_gated_delta_rule_fwd_kernel", CORE),
             ("_causal_conv1d_update_kernel", CORE),
-            ("bmm_E2m1_E2m1E2m1_Fp32_bA16_bB16_bC16_t128x8x512u2_s5_et128x8_m128x8x64_cga1x1x1_16dp256b_TN_transOut_schPd2x1x2x3_swiGlu", Tag::Is(Experts)),
-            ("bmm_Bfloat16_E4m3E4m3_Fp32_t128x16x128_s6_et64x16_m64x16x32_cga1x1x1_16dp256b_TN_transOut_noShflA_dsFp8_schPd2x1x2x3_rM1_tmaOpt", Tag::Is(Experts)),
+            (
+                "bmm_E2m1_E2m1E2m1_Fp32_bA16_bB16_bC16_t128x8x512u2_s5_et128x8_m128x8x64_cga1x1x1_16dp256b_TN_transOut_schPd2x1x2x3_swiGlu",
+                Tag::Is(Experts),
+            ),
+            (
+                "bmm_Bfloat16_E4m3E4m3_Fp32_t128x16x128_s6_et64x16_m64x16x32_cga1x1x1_16dp256b_TN_transOut_noShflA_dsFp8_schPd2x1x2x3_rM1_tmaOpt",
+                Tag::Is(Experts),
+            ),
             ("gemm_Bfloat16_E4m3E4m3_Fp32_t128x16x128_s6_et64x16_m64x16x32_cga1x1x1_16dp256b_TN_transOut", Tag::Product),
-            ("void deep_gemm::sm100_fp8_fp4_gemm_1d1d_impl<(cute::UMMA::Major)0, (cute::UMMA::Major)0, 32u, 32u, 0u, 768u, 6144u, 128u, true, (deep_gemm::GemmType)2, false, cutlass::float_e4m3_t, ...>", Tag::Is(Experts)),
+            (
+                "void deep_gemm::sm100_fp8_fp4_gemm_1d1d_impl<(cute::UMMA::Major)0, (cute::UMMA::Major)0, 32u, 32u, 0u, 768u, 6144u, 128u, true, (deep_gemm::GemmType)2, false, cutlass::float_e4m3_t, ...>",
+                Tag::Is(Experts),
+            ),
             ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 2112u, 7168u, 1u, 128u, 128u, (deep_gemm::GemmType)0>", Tag::Product),
-            ("void marlin_moe_wna16::Marlin<1125899906909960l, 562949953487106l, 1125899906909960l, 2814749767106568l, 128, 4, 8, 4, false, 4, 2, false>", Tag::Is(Experts)),
-            ("void moe_sum_reduce_warp_per_token_vec_kernel<8>(c10::BFloat16 const*, c10::BFloat16*, long, long, long, float)", Tag::Is(Experts)),
-            ("void moe::dev::finalize::finalizeKernelVecLoad<moe::dev::finalize::KernelParams<cutlass::bfloat16_t, true> >", Tag::Is(Experts)),
+            (
+                "void marlin_moe_wna16::Marlin<1125899906909960l, 562949953487106l, 1125899906909960l, 2814749767106568l, 128, 4, 8, 4, false, 4, 2, false>",
+                Tag::Is(Experts),
+            ),
+            (
+                "void moe_sum_reduce_warp_per_token_vec_kernel<8>(c10::BFloat16 const*, c10::BFloat16*, long, long, long, float)",
+                Tag::Is(Experts),
+            ),
+            (
+                "void moe::dev::finalize::finalizeKernelVecLoad<moe::dev::finalize::KernelParams<cutlass::bfloat16_t, true> >",
+                Tag::Is(Experts),
+            ),
             ("void tensorrt_llm::kernels::cutlass_kernels::expandInputRowsKernel<__nv_bfloat16, __nv_fp4_e2m1, ...>", Tag::Is(Experts)),
             ("void tensorrt_llm::kernels::cutlass_kernels::finalizeMoeRoutingKernel<__nv_bfloat16, __nv_bfloat16, ...>", Tag::Is(Experts)),
             ("computeStridesTmaWarpSpecializedKernel", Tag::Is(Experts)),
