@@ -200,7 +200,8 @@ mod tests {
             let shape = StepShape { decoding: batch, cached_tokens, ..StepShape::default() };
             near(shape, Step::uniform(Phase::Decode, batch, context));
         }
-        for (count, past, new) in [(1, 0, 300), (1, 2000, 3000), (5, 100, 700)] {
+        // The first of these are what a lone user waits for: the prompt as `--phase prefill` has it.
+        for (count, past, new) in [(1, 0, 300), (1, 0, 1024), (1, 0, 3000), (1, 0, 8192), (1, 2000, 3000), (5, 100, 700)] {
             let mut shape = StepShape::default();
             (0..count).for_each(|_| shape.add_prompt(past, new));
             near(shape, prompts((0..count).map(|_| (past, new))));

@@ -156,6 +156,9 @@ impl AttentionTimes {
         let prefill = self.family == Family::MlaPrefill;
         let heads = if prefill { shape.heads as f64 } else { shape.heads as f64 * new.max(1.0) };
         let x = if prefill { new } else { shape.kv_rows as f64 / batch }.max(1.0);
+        if prefill && shape.kv_rows > shape.tokens {
+            return self.behind_history(geometry, (heads, batch, x), (shape.kv_rows - shape.tokens) as f64 / batch);
+        }
         let found = self.padded(geometry, (heads, batch, x))?;
         if found.fit == Fit::Exact {
             return Some(found);
@@ -163,6 +166,19 @@ impl AttentionTimes {
         let fewer = self.batches.iter().rev().map(|b| *b as f64).find(|b| *b < batch);
         let fewer_us = fewer.and_then(|b| self.padded(geometry, (heads, b, x))).map_or(0.0, |e| e.us);
         Some(Estimate { us: found.us.max(fewer_us), ..found })
+    }
+    /// Time of prompts that attend to a history too. Tables have prompts on an empty cache only: one with as many pairs of tokens says how near to
+    /// what it reads and multiplies such a kernel comes.
+    fn behind_history(&self, geometry: Geometry, (heads, batch, new): (f64, f64, f64), past: f64) -> Option<Estimate> {
+        let empty = self.padded(geometry, (heads, batch, new))?;
+        let pairs = new * past + new * (new + 1.0) / 2.0;
+        let alike = (libm::sqrt(8.0 * pairs + 1.0) - 1.0) / 2.0;
+        let (ratio, _) = self.ratio(heads, batch, alike)?;
+        let cache = batch * (past + new) * geometry.kv_heads as f64 * geometry.cached as f64 * self.cache.bytes();
+        let head_dims = heads * (geometry.key_dim + geometry.value_dim) as f64;
+        let work = (cache + batch * new * head_dims * ACTIVATION_BYTES, 2.0 * batch * pairs * head_dims);
+        let us = physical_us(&self.gpu, self.family, work) * libm::exp(ratio);
+        Some(Estimate::new(us.max(empty.us), Fit::Outside))
     }
     /// The time of so many sequences, or of more that take less: no batch need take longer than one that contains it, whatever disturbed
     /// its row.

@@ -130,9 +130,9 @@ pub enum Launcher {
     /// A Python framework, in which every kernel is a call of its own: interpreter, checks, dispatch, allocation of the result, launch. What such a
     /// call takes is measured for collectives (nothing of it depends on the size); that of any other kernel is taken to cost as much.
     ///
-    /// Eager steps that were published agree. Qwen3-30B-A3B under vLLM on 4 RTX 4090 D (48 layers of 18 kernels): 33.9 ms
-    /// (vllm-project/vllm issue 45709), 37 us a kernel, where the machine's figure is 40. DeepSeek-Coder-V2-Lite under SGLang on one A100 (27 layers of
-    /// 25): 31 ms (sgl-project/sglang issue 1369), 44 us, where it is 44.
+    /// Eager steps that were published agree. Qwen3-30B-A3B, TP4 on 4 RTX 4090 D, eight sequences, vLLM: 33.9 ms for 913 calls
+    /// (vllm-project/vllm issue 45709), 37 us a call, where such machines' figure is 40. DeepSeek-Coder-V2-Lite on one A100, SGLang: 31 ms for 616
+    /// calls (sgl-project/sglang issue 1369), 50 us, where it is 44.
     Framework,
 }
 
