@@ -239,10 +239,10 @@ fn remembering_exchanges_changes_nothing() {
 fn more_sequences_or_longer_contexts_take_no_less_time() {
     /// Times read between measured rows, and ones moved from a stand-in, waver by as much.
     const TOLERANCE: f64 = 0.03;
-    let mut walked = 0;
+    let (mut walked, mut wrong) = (0, Vec::new());
     for machine in [BOX, "8x-h200-sxm", "8x-h100-sxm", "8x-b200-sxm", "8x-b300-sxm", "8x-l40s", "8x-a100-sxm", "8x-rtx-4090-epyc"] {
         let machine = machine::find(machine).expect("built in");
-        for (name, ep) in [("kimi-k2.5", 1), ("deepseek-v3", 8), ("qwen3-30b-a3b", 1), ("gpt-oss-120b", 1)] {
+        for (name, ep) in [("kimi-k2.5", 1), ("deepseek-v3", 8), ("qwen3-30b-a3b", 1), ("gpt-oss-120b", 8)] {
             for (kernels, library) in [(Kernels::Any, Library::Nccl), (Kernels::Vllm, Library::Vllm), (Kernels::Sglang, Library::Sglang)] {
                 let backends = Backends { all_reduce: library, ..SimOptions::default().backends };
                 let options = SimOptions { kernels, backends, ..SimOptions::default() };
@@ -267,10 +267,11 @@ fn more_sequences_or_longer_contexts_take_no_less_time() {
                     let mut before = time(shapes[0].0, shapes[0].1);
                     for &(batch, context) in &shapes[1..] {
                         let now = time(batch, context);
-                        let where_ =
-                            format!("{}, {name}, {kernels:?}, batch {batch}, context {context}: {now:?} after {before:?}", machine.name);
-                        assert!(now.1 >= before.1 * (1.0 - TOLERANCE), "{where_}");
-                        assert!(now.0 >= before.0 * (1.0 - TOLERANCE) || now.2, "{where_}");
+                        let falls = |now: f64, before: f64| now < before * (1.0 - TOLERANCE);
+                        if falls(now.1, before.1) || falls(now.0, before.0) && !now.2 {
+                            let name = format!("{}, {name}, {kernels:?}", machine.name);
+                            wrong.push(format!("{name}, batch {batch}, context {context}: {now:?} after {before:?}"));
+                        }
                         before = now;
                         walked += 1;
                     }
@@ -281,5 +282,6 @@ fn more_sequences_or_longer_contexts_take_no_less_time() {
             }
         }
     }
+    assert!(wrong.is_empty(), "{} of {walked}: {}", wrong.len(), wrong.join("\n"));
     assert_eq!(walked, 8 * 4 * 3 * 20);
 }

@@ -33,7 +33,15 @@ pub struct SimMemory {
     machine: Option<Machine>,
     known: BTreeMap<CollectiveRequest, Known>,
     /// A cost model for each GPU model of the machine, and whose kernels they are of.
-    models: Option<((Kernels, Option<Arc<ImportedTables>>), Rc<Vec<CostModel>>)>,
+    models: Option<CostModels>,
+}
+
+/// Cost models, one for each GPU model of a machine.
+#[derive(Debug)]
+struct CostModels {
+    kernels: Kernels,
+    tables: Option<Arc<ImportedTables>>,
+    models: Rc<Vec<CostModel>>,
 }
 
 #[derive(Clone, Debug)]
@@ -59,18 +67,15 @@ impl SimMemory {
             (Some(of), Some(tables)) => Arc::ptr_eq(of, tables),
             (of, tables) => of.is_none() && tables.is_none(),
         };
-        if let Some(((of, imported), models)) = &self.models
-            && *of == kernels
-            && same(imported.as_ref())
-        {
-            return Rc::clone(models);
+        if let Some(known) = self.models.as_ref().filter(|known| known.kernels == kernels && same(known.tables.as_ref())) {
+            return Rc::clone(&known.models);
         }
         let machine = self.machine.as_ref();
         let own = machine.and_then(|m| m.kernels.as_ref()).filter(|_| kernels == Kernels::Any);
         let model =
             |gpu: &GpuModel| CostModel::new(gpu_rates(gpu), KernelTables::with_imported(&gpu.name, kernels, tables)).with_own(own.cloned());
         let models: Rc<Vec<CostModel>> = Rc::new(machine.into_iter().flat_map(|m| &m.models).map(model).collect());
-        self.models = Some(((kernels, tables.cloned()), Rc::clone(&models)));
+        self.models = Some(CostModels { kernels, tables: tables.cloned(), models: Rc::clone(&models) });
         models
     }
 }

@@ -69,8 +69,11 @@ pub struct Network<'m> {
     routes: RefCell<BTreeMap<(usize, usize, Access), Route>>,
     classes: RefCell<BTreeMap<(usize, usize), PathClass>>,
     /// Rates of flows that met, by route and cap.
-    rates: RefCell<BTreeMap<Vec<(u32, u64)>, Vec<u64>>>,
+    rates: RefCell<BTreeMap<Meeting, Vec<u64>>>,
 }
+
+/// Flows that share links at an instant: the number of each one's route, and its cap.
+type Meeting = Vec<(u32, u64)>;
 
 /// Meetings of flows that are remembered; later ones are solved again.
 const MOST_MEETINGS: usize = 1 << 16;
@@ -345,7 +348,7 @@ impl<'m> Network<'m> {
 
     /// Max-min fair rates of flows over routes of this network, each capped by what its sender does, with the machine's defects applied.
     pub fn rates(&self, flows: &[(&Route, u64)]) -> Vec<u64> {
-        let meeting: Vec<(u32, u64)> = flows.iter().map(|(route, cap)| (route.id, *cap)).collect();
+        let meeting: Meeting = flows.iter().map(|(route, cap)| (route.id, *cap)).collect();
         if let Some(known) = self.rates.borrow().get(&meeting) {
             return known.clone();
         }
