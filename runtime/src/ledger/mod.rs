@@ -208,10 +208,10 @@ fn weight_group(role: WeightRole) -> WeightGroup {
         R::FinalNorm | R::InputNorm | R::PostAttentionNorm | R::QaNorm | R::KvaNorm | R::QNorm | R::KNorm => WeightGroup::Norms,
         R::QaKva | R::Kva | R::QaKvaBias => WeightGroup::AttentionReplicated,
         R::Qkv | R::QkvBias | R::Sinks | R::QDirect | R::Qb | R::KvB | R::O | R::OBias | R::Other(_) => WeightGroup::AttentionSharded,
-        R::DenseGateUp | R::DenseDown => WeightGroup::Dense,
+        R::DenseGateUp | R::DenseGateUpBias | R::DenseDown | R::DenseDownBias => WeightGroup::Dense,
         R::Router | R::RouterBias | R::CorrectionBias => WeightGroup::Router,
         R::ExpertsGateUp | R::ExpertsGateUpBias | R::ExpertsDown | R::ExpertsDownBias => WeightGroup::Experts,
-        R::SharedGateUp | R::SharedDown | R::SharedGate => WeightGroup::Shared,
+        R::SharedGateUp | R::SharedGateUpBias | R::SharedDown | R::SharedDownBias | R::SharedGate => WeightGroup::Shared,
     }
 }
 
