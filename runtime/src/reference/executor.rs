@@ -1,7 +1,7 @@
 //! Runs programs on the CPU: any legal order of commands, real values, storage that is poisoned when it is reused.
 
 use super::exchange::{ExchangeError, Member, exchange};
-use super::finite::{self, NotFinite};
+use super::finite::{self, NamedResult, NotFinite};
 use super::memory::{RankMemory, StepMemory, cache_layer, poisoned, weight_of};
 use super::output::{self, NamedValue};
 use super::schedule::{Deadlock, Firing, Order, Schedule};
@@ -232,11 +232,10 @@ impl<T: Real> Run<'_, T> {
     }
 
     /// The results of a command with their tensors' names, but for caches, most of whose rows nobody has written yet.
-    fn named<'v>(&self, command: &Command, results: &'v [Array<T>]) -> Vec<(&str, &'v Array<T>)> {
-        let graph = &self.program.graph;
-        let tensors = graph.nodes[command.id.node].outputs.iter().map(|t| &graph.tensors[*t]);
-        let kept = tensors.zip(results).filter(|(t, _)| !matches!(t.kind, TensorKind::Cache { .. }));
-        kept.map(|(t, value)| (t.name.as_str(), value)).collect()
+    fn named<'v>(&self, rank: RankId, command: &Command, results: &'v [Array<T>]) -> Vec<NamedResult<'_, 'v, T>> {
+        let buffers = command.writes.iter().map(|&b| &self.program.ranks[rank].buffers[b]);
+        let kept = buffers.zip(results).enumerate().filter(|(_, (buffer, _))| buffer.place != Place::KvPool);
+        kept.map(|(index, (buffer, value))| NamedResult { index, tensor: &self.program.graph.tensors[buffer.tensor].name, value }).collect()
     }
 
     fn clobber(&mut self, rank: RankId, buffer: BufferId) {
@@ -258,7 +257,7 @@ impl<T: Real> Run<'_, T> {
         let finite = parts.iter().all(|part| part.inputs.iter().all(finite::is_finite));
         for (part, &(rank, index)) in parts.into_iter().zip(members) {
             let command = self.command((rank, index));
-            finite::check_exchanged(rank, || self.print(command), finite, &self.named(command, &part.outputs))?;
+            finite::check_exchanged(rank, || self.print(command), finite, &self.named(rank, command, &part.outputs))?;
             let writes = command.writes.clone();
             writes.into_iter().zip(part.outputs).for_each(|(b, value)| self.steps[rank].write(b, value));
         }
@@ -297,7 +296,7 @@ impl<T: Real> Run<'_, T> {
         let context = LocalContext { sequences: &context.sequences, expert_slots: &context.expert_slots, ..context.plain };
         reference::run(&node.op, &context, &operands, &mut outputs)
             .map_err(|source| ExecuteError::Op { command: self.print(command), source })?;
-        finite::check(node, rank, || self.print(command), &self.named(command, &outputs))?;
+        finite::check(node, rank, || self.print(command), &self.named(rank, command, &outputs))?;
         for (&b, value) in command.writes.iter().zip(outputs) {
             self.put(rank, b, value);
         }

@@ -44,7 +44,23 @@ fn indices(sizes: &[usize], flat: usize) -> Vec<usize> {
     all
 }
 
-/// Errors where a result of `node` on `rank` is not finite. `name` gives a result's tensor.
+/// A result of a command.
+pub(super) struct NamedResult<'t, 'v, T> {
+    /// Which of the node's results.
+    pub(super) index: usize,
+    /// Its tensor's name.
+    pub(super) tensor: &'t str,
+    pub(super) value: &'v Array<T>,
+}
+
+impl<T: Real> NamedResult<'_, '_, T> {
+    fn not_finite(&self, empty_allowed: bool) -> Option<NotFinite> {
+        let (flat, value) = first(self.value, empty_allowed)?;
+        Some(NotFinite { tensor: self.tensor.to_owned(), index: indices(&self.value.sizes, flat), value })
+    }
+}
+
+/// Errors where a result of `node` on `rank` is not finite; `command` prints the command.
 ///
 /// # Errors
 /// [`ExecuteError::NotFinite`] with the first such value.
@@ -52,32 +68,21 @@ pub(super) fn check<T: Real>(
     node: &Node,
     rank: RankId,
     command: impl Fn() -> String,
-    results: &[(&str, &Array<T>)],
+    results: &[NamedResult<'_, '_, T>],
 ) -> Result<(), ExecuteError> {
-    for (i, (tensor, value)) in results.iter().enumerate() {
-        if let Some((flat, number)) = first(value, may_be_empty(&node.op, i)) {
-            let found = NotFinite { tensor: (*tensor).to_owned(), index: indices(&value.sizes, flat), value: number };
-            return Err(ExecuteError::NotFinite { rank, command: command(), found });
-        }
-    }
-    Ok(())
+    let found = results.iter().find_map(|r| r.not_finite(may_be_empty(&node.op, r.index)));
+    found.map_or(Ok(()), |found| Err(ExecuteError::NotFinite { rank, command: command(), found }))
 }
 
-/// The same of an exchange's results: a sum may leave the range of numbers, what merely passes on is another command's.
+/// The same of an exchange's results: a sum may leave the range of numbers, while what merely passes on is another command's.
 pub(super) fn check_exchanged<T: Real>(
     rank: RankId,
     command: impl Fn() -> String,
     operands_finite: bool,
-    results: &[(&str, &Array<T>)],
+    results: &[NamedResult<'_, '_, T>],
 ) -> Result<(), ExecuteError> {
-    let found = if operands_finite { results.iter().find_map(|(name, value)| first(value, false).map(|f| (name, value, f))) } else { None };
-    match found {
-        Some((tensor, value, (flat, number))) => {
-            let found = NotFinite { tensor: (*tensor).to_owned(), index: indices(&value.sizes, flat), value: number };
-            Err(ExecuteError::NotFinite { rank, command: command(), found })
-        }
-        None => Ok(()),
-    }
+    let found = if operands_finite { results.iter().find_map(|r| r.not_finite(false)) } else { None };
+    found.map_or(Ok(()), |found| Err(ExecuteError::NotFinite { rank, command: command(), found }))
 }
 
 /// Whether every real element is finite.
@@ -104,5 +109,15 @@ mod tests {
         assert_eq!(first(&values, true), Some((2, f64::INFINITY)));
         assert_eq!(first(&values, false), Some((1, f64::NEG_INFINITY)));
         assert!(is_finite(&Array::<f32>::int(&[1], vec![-1])));
+    }
+
+    #[test]
+    fn an_exchange_is_blamed_for_sums_and_not_for_what_it_passes_on() {
+        let sum = Array::real(&[1, 2], vec![1.0f32, f32::INFINITY]);
+        let results = [NamedResult { index: 0, tensor: "x.sum", value: &sum }];
+        let check = |operands_finite| check_exchanged(RankId(3), || "n7/r3".into(), operands_finite, &results);
+        assert!(check(false).is_ok());
+        let error = check(true).unwrap_err().to_string();
+        assert!(error.starts_with("rank 3, n7/r3: ") && error.contains("x.sum[0, 1] is inf"), "{error}");
     }
 }

@@ -13,7 +13,7 @@ use moetwin_runtime::weights::{SyntheticWeights, load_weight};
 const TRIALS: usize = 64;
 
 /// Tokens set aside, or the first difference that is no tie.
-pub fn compare(case: &Case<'_>, one: &Results<f32>, many: &Results<f32>) -> Result<usize, String> {
+pub(crate) fn compare(case: &Case<'_>, one: &Results<f32>, many: &Results<f32>) -> Result<usize, String> {
     // Of each sequence, the first position that is set aside.
     let mut aside: Vec<Option<usize>> = vec![None; case.prompts.len()];
     for (step, (a, b)) in one.iter().zip(many).enumerate() {
