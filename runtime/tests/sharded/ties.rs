@@ -72,7 +72,7 @@ fn compare_value(
             continue;
         }
         let layer = x.name.strip_prefix("router.").and_then(|n| n.strip_suffix(".experts")).and_then(|n| n.parse().ok());
-        if !layer.is_some_and(|layer| is_tie(case, step, layer, row)) {
+        if !layer.is_some_and(|layer| is_tie(case, step, layer, row, TOLERANCE_F32)) {
             return Err(format!("step {step}: {} of sequence {sequence} at position {position} differs by {difference:.1e}", x.name));
         }
         aside[sequence] = Some(position);
@@ -98,11 +98,12 @@ fn row_difference(a: &Array<f32>, b: &Array<f32>, row: usize, rows: usize) -> f6
     }
 }
 
-/// Whether noise of the size of rounding on a token's router logits, as they are in double precision, changes its choice.
-fn is_tie(case: &Case<'_>, step: usize, layer: u16, row: usize) -> bool {
+/// Whether noise on a token's router logits, as they are in double precision, changes its choice; `noise` is relative to the largest
+/// logit, or to 1 where that is larger.
+fn is_tie(case: &Case<'_>, step: usize, layer: u16, row: usize, noise: f64) -> bool {
     let (op, logits, bias) = router_operands(case, step, layer, row);
     let Op::Route { topk, .. } = op else { unreachable!("a route was looked for") };
-    let bound = TOLERANCE_F32 * logits.iter().fold(1.0f64, |m, x| m.max(x.abs()));
+    let bound = noise * logits.iter().fold(1.0f64, |m, x| m.max(x.abs()));
     let choice = |noise: &dyn Fn(usize) -> f64| {
         let noisy = logits.iter().enumerate().map(|(e, x)| x + noise(e)).collect();
         let logits = Array::real(&[1, logits.len()], noisy);
@@ -151,4 +152,17 @@ fn router_operands(case: &Case<'_>, step: usize, layer: u16, row: usize) -> (Op,
         }
     }
     unreachable!("the last step returns")
+}
+
+#[test]
+fn noise_tells_ties_from_choices() {
+    let text = include_str!("../../../tests/fixtures/tiny-mixtral/config.json");
+    let model = &moetwin_models::config::read(text, "tiny").unwrap();
+    let case = Case { model, prompts: &[vec![5, 9, 80, 3], vec![7, 7]], seed: 3 };
+    for (step, rows) in [(0, 6), (2, 2)] {
+        for row in 0..rows {
+            assert!(is_tie(&case, step, 1, row, 10.0), "step {step}, row {row}: noise ten times the logits turns nothing over");
+            assert!(!is_tie(&case, step, 1, row, 1e-12), "step {step}, row {row}");
+        }
+    }
 }
