@@ -86,7 +86,9 @@ impl Check {
         self.fits("width of all heads", u64::from(s.heads).saturating_mul(u64::from(s.head_dim)), u64::from(u32::MAX));
         self.positive("attention window", u64::from(s.window.unwrap_or(1)));
         match s.clip {
-            Some(_) if s.qk_norm != QkNorm::Full => self.fault("queries, keys and values are clipped without a norm over all of them".into()),
+            Some(_) if s.qk_norm != QkNorm::Full => {
+                self.fault("queries, keys and values are clipped without a norm over all of them".into())
+            }
             Some(clip) if !(clip.is_finite() && clip > 0.0) => self.fault(format!("queries, keys and values are clipped at {clip}")),
             _ => {}
         }

@@ -108,7 +108,8 @@ fn is_tie(case: &Case<'_>, step: usize, layer: u16, row: usize, noise: f64) -> b
         let noisy = logits.iter().enumerate().map(|(e, x)| x + noise(e)).collect();
         let logits = Array::real(&[1, logits.len()], noisy);
         let operands: Vec<&Array<f64>> = std::iter::once(&logits).chain(&bias).collect();
-        let mut outputs = [Array::int(&[1, topk as usize], vec![0; topk as usize]), Array::real(&[1, topk as usize], vec![0.0; topk as usize])];
+        let mut outputs =
+            [Array::int(&[1, topk as usize], vec![0; topk as usize]), Array::real(&[1, topk as usize], vec![0.0; topk as usize])];
         run(&op, &LocalContext::default(), &operands, &mut outputs).unwrap();
         outputs[0].as_int().unwrap().to_vec()
     };
