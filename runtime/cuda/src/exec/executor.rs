@@ -170,6 +170,7 @@ impl<H: Host> CudaExecutor<H> {
             events: sender,
             limits: Limits { capacity: options.capacity, deadline: options.deadline, expert_capacity: options.expert_capacity },
             injection: options.inject,
+            remarks: options.inject.and(options.remarks.clone()),
             stand_in: options.stand_in,
             alone: link.is_some(),
         };

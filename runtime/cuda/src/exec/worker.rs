@@ -69,6 +69,8 @@ pub(crate) struct Start<H> {
     pub events: Sender<Event>,
     pub limits: Limits,
     pub injection: Option<Injection>,
+    /// Where it is told when the fault happens.
+    pub remarks: Option<Sender<String>>,
     /// What stands in for the other ranks, where only some run.
     pub stand_in: Option<Duration>,
     /// Whether the rank has a process of its own.
@@ -77,8 +79,8 @@ pub(crate) struct Start<H> {
 
 impl<H> Clone for Start<H> {
     fn clone(&self) -> Self {
-        let (host, notes, events) = (Arc::clone(&self.host), self.notes.clone(), self.events.clone());
-        Self { host, notes, events, ..*self }
+        let (host, notes, events, remarks) = (Arc::clone(&self.host), self.notes.clone(), self.events.clone(), self.remarks.clone());
+        Self { host, notes, events, remarks, ..*self }
     }
 }
 
@@ -98,10 +100,10 @@ impl Worker {
 }
 
 fn live<H: Host>(rank: RankId, start: Start<H>, inbox: &Receiver<Job>) {
-    let Start { host, notes, events, limits, injection, stand_in, alone } = start;
+    let Start { host, notes, events, limits, injection, remarks, stand_in, alone } = start;
     let (stalling, abort) = (Arc::clone(&host), notes.abort.clone());
     let stall = Box::new(move |until: Option<&_>| stalling.stall(rank, until));
-    let mut saboteur = Saboteur::new(rank, injection, notes.board.clone(), abort.clone(), stall, alone);
+    let mut saboteur = Saboteur::new(rank, injection, &notes, stall, remarks, alone);
     let opened = catch_unwind(AssertUnwindSafe(|| {
         saboteur.call("open context")?;
         host.open(rank, abort)
