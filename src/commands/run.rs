@@ -86,7 +86,9 @@ Without --model the small model that ships with moetwin runs: a mixture of exper
 a seeded order that streams and events allow, which must not change a value.
 
 With --backend cuda all ranks run in this process, one GPU each. Started by torchrun or srun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
-MASTER_PORT, or Slurm's variables), each process runs one rank, so that several hosts can take part; rank 0 prints the answer.
+MASTER_PORT, or Slurm's variables), each process runs one rank, so that several hosts can take part; rank 0 prints the answer. Sums over ranks
+go by NCCL unless --allreduce says otherwise: `one-shot` is our own kernel over peer memory, `auto` takes it where every GPU of a group reaches
+every other over NVLink.
 
 With --trace the last pass is measured command by command, to be put beside a prediction by `moetwin compare`. With --only-rank one GPU runs
 one rank of the split; what stands in for the others copies and takes --collective-delay, so only times mean anything.")]

@@ -52,7 +52,8 @@ pub(super) fn check_ep_capacity(args: &RunArgs, deployment: &Deployment) -> Resu
 pub(super) fn all_reduce(args: &RunArgs) -> Result<AllReduceBackend, Failure> {
     match args.deployment.allreduce {
         _ if args.backend == Backend::Cpu => Ok(AllReduceBackend::Nccl),
-        None | Some(AllReduceKind::Auto | AllReduceKind::Nccl) => Ok(AllReduceBackend::Nccl),
+        None | Some(AllReduceKind::Nccl) => Ok(AllReduceBackend::Nccl),
+        Some(AllReduceKind::Auto) => Ok(AllReduceBackend::Auto),
         Some(AllReduceKind::OneShot) => Ok(AllReduceBackend::OneShot),
         Some(AllReduceKind::Engine) => Err(InputError::new("--allreduce", "no engine's kernels are run here; moetwin sim predicts them")
             .value("engine")

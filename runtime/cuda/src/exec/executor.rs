@@ -409,7 +409,7 @@ impl<H: Host> CudaExecutor<H> {
             self.answers(0)?;
             self.communicators.insert(members.clone(), number);
         }
-        if self.options.all_reduce == AllReduceBackend::OneShot {
+        if self.options.all_reduce != AllReduceBackend::Nccl {
             self.open_windows(program)?;
         }
         let groups = program.groups.iter().map(|(_, g)| self.communicators[&g.ranks]).collect();

@@ -1,7 +1,7 @@
 //! Faults on purpose: one rank dies, stalls, hangs or runs out of memory at a chosen driver call. The same wrapper stands above the real
 //! driver (`moetwin run --inject`) and above the recording fake.
 
-use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Stream};
+use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Stream, Way};
 use super::progress::{Board, Doing};
 use super::rank::Notes;
 use moetwin_kernels::launch::{DenseProduct, Launch};
@@ -271,9 +271,9 @@ impl<G: Gpu> Gpu for Injecting<G> {
         self.saboteur.call("publish memory")?;
         self.gpu.publish(bytes)
     }
-    fn map(&mut self, ticket: &[u8]) -> Result<Result<Address, String>, GpuError> {
+    fn map(&mut self, ticket: &[u8], way: Way) -> Result<Result<Address, String>, GpuError> {
         self.saboteur.call("map a peer's memory")?;
-        self.gpu.map(ticket)
+        self.gpu.map(ticket, way)
     }
     fn unmap(&mut self, address: Address) {
         self.gpu.unmap(address);

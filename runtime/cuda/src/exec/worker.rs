@@ -1,6 +1,6 @@
 //! The thread of a rank: it opens the GPU, obeys jobs one by one, and ends what it opened.
 
-use super::gpu::{Gpu, GpuError, Host};
+use super::gpu::{Gpu, GpuError, Host, Way};
 use super::inject::{Injecting, Injection, Saboteur};
 use super::measure::{RankTimes, Repetitions};
 use super::progress::{Doing, Failed};
@@ -22,8 +22,8 @@ pub(crate) enum Job {
     Connect(Vec<Membership>),
     /// Publish a window for a communicator's group of so many members; answered with its ticket.
     Publish(u32, usize),
-    /// Map the windows of a communicator's group, as the member of this index; answered with why not, if not.
-    Map(u32, usize, Arc<Vec<Vec<u8>>>),
+    /// Map the windows of a communicator's group, as the member of this index, where the way is good enough; answered with why not, if not.
+    Map(u32, usize, Arc<Vec<Vec<u8>>>, Way),
     Load(WeightRef, WeightLoad),
     FinishLoading,
     Add(Arc<Program>, Arc<Communicators>, bool, Arc<Tuning>),
@@ -149,8 +149,8 @@ fn obey<G: Gpu>(rank: &mut Rank<G>, job: Job) -> Result<Answer, GpuError> {
     match job {
         Job::Connect(memberships) => rank.connect(&memberships)?,
         Job::Publish(communicator, members) => return rank.publish(communicator, members).map(words),
-        Job::Map(communicator, index, tickets) => {
-            return rank.map(communicator, index, &tickets).map(|refusal| words(refusal.unwrap_or_default().into_bytes()));
+        Job::Map(communicator, index, tickets, way) => {
+            return rank.map(communicator, index, &tickets, way).map(|refusal| words(refusal.unwrap_or_default().into_bytes()));
         }
         Job::Load(weight, load) => rank.load(weight, &load)?,
         Job::FinishLoading => rank.finish_loading()?,
