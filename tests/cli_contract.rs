@@ -147,9 +147,7 @@ fn without_a_gpu_the_cuda_backend_names_what_to_install() {
     let output = command.output().unwrap();
     let err = String::from_utf8(output.stderr).unwrap();
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(3), &b""[..]), "{err}");
-    for words in
-        ["CUDA driver: not found", "NVRTC: not found", "cuBLASLt: not found", "NCCL: not found", "install", "pip install nvidia-nccl-cu13"]
-    {
+    for words in ["CUDA driver: not found", "NVRTC: not found", "NCCL: not found", "install", "pip install nvidia-nccl-cu13"] {
         assert!(err.contains(words), "no {words:?} in: {err}");
     }
 }
@@ -171,4 +169,17 @@ fn check_reads_logs_and_machines() {
     assert!(both.out.contains("the tables had put the first fault there: kv_alloc"), "{}", both.out);
     assert!(both.out.contains("Memory of the fullest GPU"), "{}", both.out);
     fs::remove_dir_all(&dir).ok();
+}
+
+/// A negative number is taken as a flag's value, so that the refusal names the flag.
+#[test]
+fn negative_numbers_are_refused_by_the_flag_they_are_given_to() {
+    for (line_of, words) in [
+        ("sim --batch -1", &["--batch", "-1"][..]),
+        ("sim --context -5", &["--context", "-5"]),
+        ("collective --sizes -1", &["--sizes", "-1"]),
+        ("run --prompt-ids -1", &["--prompt-ids", "-1"]),
+    ] {
+        line(line_of).refused(words);
+    }
 }

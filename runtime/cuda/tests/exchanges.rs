@@ -63,6 +63,25 @@ fn a_rank_that_cannot_map_leaves_all_to_nccl_and_says_so() {
 }
 
 #[test]
+fn auto_takes_one_shot_over_nvlink_and_nccl_elsewhere() {
+    let auto = |host: &FakeHost| run(host, &summing(), |options| options.all_reduce = AllReduceBackend::Auto);
+    let met = |host: &FakeHost| count(host, 6, |a| matches!(a, Asked::Meet(_)));
+    let (linked, bridged, asked_for) = (FakeHost::default(), FakeHost::default().without_nvlink(), FakeHost::default().without_nvlink());
+    let (outcome, remarks) = auto(&linked);
+    outcome.unwrap();
+    assert!(met(&linked) > 0 && remarks[0].contains("take one shot up to"), "{remarks:?}");
+    let (outcome, remarks) = auto(&bridged);
+    outcome.unwrap();
+    assert!(met(&bridged) == 0 && remarks[0].contains("use NCCL, not one-shot: rank 0: no NVLink"), "{remarks:?}");
+    // Whoever names the kernel gets it where memory can be mapped at all.
+    run(&asked_for, &summing(), one_shot).0.unwrap();
+    assert!(met(&asked_for) > 0);
+    for host in [&linked, &bridged, &asked_for] {
+        assert_eq!((host.wrong(), host.open_gpus()), (Vec::<String>::new(), 0));
+    }
+}
+
+#[test]
 fn faults_while_windows_are_made_are_named() {
     let mut named = 0;
     for call in 0..9 {
@@ -101,6 +120,47 @@ fn a_rank_that_does_not_come_to_the_kernel_is_the_one_to_blame() {
     assert_eq!(host.open_gpus(), 0);
     let abandoned: Vec<u32> = host.log().iter().filter(|(_, a)| *a == Asked::Abandon).map(|(r, _)| r.0).collect();
     assert_eq!(abandoned, [3]);
+}
+
+#[test]
+fn an_abort_ends_waits_of_kernels_whatever_their_ranks_threads_are_stuck_in() {
+    // Its thread never comes back from the call, so it cannot tell its own kernels.
+    let host = FakeHost::default();
+    let injection = Injection { rank: RankId(3), phase: InitPhase::WarmUp, call: 20, kind: FaultKind::Hang, or_later: false };
+    let (outcome, _) = run(&host, &summing(), |options| {
+        one_shot(options);
+        options.inject = Some(injection);
+    });
+    assert!(matches!(&outcome, Err(ExecuteError::Device { rank: RankId(3), .. })), "{outcome:?}");
+    assert_eq!(host.stopped(), (0..8).map(RankId).collect::<Vec<_>>());
+    assert_eq!(count(&host, 3, |a| *a == Asked::Abort), 0);
+    host.release();
+}
+
+#[test]
+fn kernels_are_loaded_before_any_rank_waits_for_others() {
+    for (deployment, capacity) in [(summing(), None), (exchanging(), Some(1))] {
+        let host = FakeHost::default();
+        run(&host, &deployment, |options| {
+            one_shot(options);
+            options.expert_capacity = capacity;
+        })
+        .0
+        .unwrap();
+        for rank in 0..8 {
+            let mut known = Vec::new();
+            let mut waited = false;
+            for (_, asked) in host.log().into_iter().filter(|(r, _)| r.0 == rank) {
+                match asked {
+                    Asked::Ready(kernel) => known.push(kernel),
+                    Asked::Meet(_) | Asked::Work("communicate") => waited = true,
+                    Asked::Launch(kernel) => assert!(!waited || known.contains(&kernel), "rank {rank} loads {kernel} at its first launch"),
+                    _ => {}
+                }
+            }
+            assert!(waited && known.contains(&"copy_columns"), "rank {rank}: {known:?}");
+        }
+    }
 }
 
 #[test]
