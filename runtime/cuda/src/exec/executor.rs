@@ -265,6 +265,8 @@ impl<H: Host> CudaExecutor<H> {
         self.notes.abort.raise();
         if let Some(link) = &self.link {
             link.report(&failed, false);
+            // At once: a launcher that sees another process end first ends this one before it has closed everything.
+            self.options.remarks.as_ref().map(|r| r.send(format!("{failed}; the run ends")).ok());
         }
         let error = device(&failed);
         self.failed = Some(failed);
