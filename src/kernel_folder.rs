@@ -1,7 +1,6 @@
 //! `--kernels DIR`: kernel times that a user brings.
 
 use crate::digest::digest;
-use crate::error::Failure;
 use moetwin::sim::cost::ImportedTables;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -96,15 +95,4 @@ fn walk(folder: &Path, depth: u32, files: &mut Vec<PathBuf>) -> Result<(), Strin
         }
     }
     Ok(())
-}
-
-/// Refuses tables where nothing is priced from them.
-pub(crate) fn refuse(folder: Option<&KernelFolder>, command: &str) -> Result<(), Failure> {
-    match folder {
-        None => Ok(()),
-        Some(folder) => {
-            let message = format!("is not for {command}: it prices simulated steps");
-            Err(crate::error::InputError::new("--kernels", message).value(folder.path.to_string_lossy()).into())
-        }
-    }
 }

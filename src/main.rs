@@ -17,6 +17,7 @@ mod prompt;
 mod report;
 mod requests;
 mod resolve;
+mod room;
 mod scenario;
 mod sensitivity;
 mod speculation;
