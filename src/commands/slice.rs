@@ -1,7 +1,7 @@
 //! `moetwin run --only-rank`: one rank of a deployment on one GPU, something standing in for the others.
 
 use crate::error::{Failure, InputError, Outcome};
-use crate::measurement::{self, Conditions, chosen, median_ms};
+use crate::measurement::{self, Conditions, chosen, command_ms, median_ms};
 use crate::output::{self, NewFile};
 use crate::report::gib;
 use crate::scenario::{plan_failure, verified};
@@ -127,7 +127,7 @@ impl Sliced {
         let commands = self.program.ranks.get(RankId(self.times.rank)).map_or(&[][..], |rp| &rp.commands);
         let exchanges =
             commands.iter().zip(&self.times.commands).filter(|(c, _)| self.program.graph.nodes[c.id.node].op.is_communication());
-        exchanges.filter_map(|(_, t)| median_ms(if t.ps.is_empty() { &t.late_ps } else { &t.ps })).sum()
+        exchanges.filter_map(|(_, t)| command_ms(t)).sum()
     }
     /// Writes the trace where one is wanted, and the answer.
     pub(super) fn report(&self, model: &str, seed: u64, json: bool, trace: Option<NewFile>) -> Result<Outcome, Failure> {

@@ -11,6 +11,7 @@ pub mod import;
 mod interpolate;
 mod left_out;
 mod own;
+mod own_exchange;
 mod query;
 mod rates;
 pub mod table;
@@ -18,7 +19,8 @@ mod tables;
 
 pub use catalog::Kernels;
 pub use left_out::render_left_out;
-pub use own::{OwnError, OwnKernels, OwnRow, OwnWork, without_gaps};
+pub use own::{OwnError, OwnKernels, OwnRow, OwnWork};
+pub use own_exchange::{OwnExchange, medians, quotient_at};
 pub use query::{CacheType, GqaShape, Query};
 pub use rates::{Element, GpuRates};
 pub use tables::{FamilyError, KernelTables, family_errors, family_totals};

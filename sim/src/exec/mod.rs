@@ -16,7 +16,7 @@ mod span;
 mod traffic;
 mod transport;
 
-pub use network::{Backends, ExchangeMemory};
+pub use network::{Backends, ExchangeMemory, collective_of};
 pub use price::gpu_rates;
 pub use span::{Cause, ExchangeId, ExchangeRecord, SimTrace, Span, SpanId, SpanKind, Track};
 pub use traffic::LinkShares;

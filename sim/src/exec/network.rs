@@ -2,7 +2,7 @@
 
 use super::transport::{Exchange, Outcome, Transport};
 use crate::collective::{Algorithm, CollectiveOp, CollectiveRequest, Collectives, GraphMode, Launch, Library, Prediction, Protocol};
-use crate::cost::Provenance;
+use crate::cost::{OwnExchange, Provenance, quotient_at};
 use crate::machine::{Machine, Origin};
 use crate::time::Duration;
 use moetwin_models::{AllToAll, Op};
@@ -58,7 +58,23 @@ pub(super) struct MachineTransport<'m> {
     /// The same machine with faster links.
     faster: Collectives<'m>,
     links: BTreeMap<CollectiveRequest, Duration>,
+    /// Exchanges that were measured on the machine as it is.
+    measured: Vec<&'m OwnExchange>,
+    /// Of what was measured, by what the model says of it.
+    quotients: BTreeMap<(CollectiveOp, Library, usize), Vec<(u64, f64)>>,
     memory: &'m mut ExchangeMemory,
+}
+
+/// The collective that an op is; none of what ranks do by themselves.
+pub fn collective_of(op: &Op) -> Option<CollectiveOp> {
+    match op {
+        Op::AllReduce { .. } => Some(CollectiveOp::AllReduce),
+        Op::AllGather { .. } => Some(CollectiveOp::AllGather),
+        Op::ReduceScatter { .. } => Some(CollectiveOp::ReduceScatter),
+        Op::Dispatch | Op::Combine => Some(CollectiveOp::AllToAll),
+        Op::SendRecv { .. } => Some(CollectiveOp::SendRecv),
+        _ => None,
+    }
 }
 
 /// The twin machine that [`MachineTransport::new`] needs.
@@ -70,7 +86,9 @@ impl<'m> MachineTransport<'m> {
     pub(super) fn new(machine: &'m Machine, faster: &'m Machine, backends: Backends, memory: &'m mut ExchangeMemory) -> Self {
         memory.turn_to(machine);
         let (collectives, faster) = (Collectives::without_explanations(machine), Collectives::without_explanations(faster));
-        Self { backends, collectives, faster, links: BTreeMap::new(), memory }
+        let on = machine.peer_access.value;
+        let measured = machine.kernels.iter().flat_map(|own| &own.exchanges).filter(|row| row.peer_access == on).collect();
+        Self { backends, collectives, faster, links: BTreeMap::new(), measured, quotients: BTreeMap::new(), memory }
     }
     /// The part of an exchange that is bytes over link rates: a time `a + b / rate` loses half of `b` at twice the rate.
     fn link(&mut self, request: &CollectiveRequest, prediction: &Prediction) -> Result<Duration, String> {
@@ -90,14 +108,8 @@ impl<'m> MachineTransport<'m> {
 impl Transport for MachineTransport<'_> {
     fn carry(&mut self, exchange: &Exchange<'_>) -> Result<Outcome, String> {
         let first = exchange.arrivals.iter().copied().min().unwrap_or_default();
-        let (op, library) = match exchange.op {
-            Op::AllReduce { .. } => (CollectiveOp::AllReduce, self.backends.all_reduce),
-            Op::AllGather { .. } => (CollectiveOp::AllGather, Library::Nccl),
-            Op::ReduceScatter { .. } => (CollectiveOp::ReduceScatter, Library::Nccl),
-            Op::Dispatch | Op::Combine => (CollectiveOp::AllToAll, Library::Nccl),
-            Op::SendRecv { .. } => (CollectiveOp::SendRecv, Library::Nccl),
-            other => return Err(format!("{} is no exchange", other.name())),
-        };
+        let op = collective_of(exchange.op).ok_or_else(|| format!("{} is no exchange", exchange.op.name()))?;
+        let library = if op == CollectiveOp::AllReduce { self.backends.all_reduce } else { Library::Nccl };
         let mut arrivals: Vec<Duration> = exchange.arrivals.iter().map(|a| a.since(first)).collect();
         let together = arrivals.iter().all(|a| *a == Duration::ZERO);
         if together {
@@ -135,8 +147,46 @@ impl Transport for MachineTransport<'_> {
 }
 
 impl MachineTransport<'_> {
+    /// What is known of an exchange: what the machine's collectives say, as far off as they are where it was measured.
+    fn predict(&mut self, request: CollectiveRequest) -> Result<Known, String> {
+        let known = self.modelled(request.clone())?;
+        let Some((quotient, exact)) = self.quotient(&request)? else { return Ok(known) };
+        let scaled = |time: Duration| Duration::from_ps(libm::rint(time.as_ps() as f64 * quotient) as u64);
+        // Nobody's wait for the last to come gets longer or shorter.
+        let last = request.arrivals.iter().copied().max().unwrap_or(Duration::ZERO);
+        Ok(Known {
+            finish: known.finish.iter().map(|f| (*f).min(last) + scaled(f.saturating_sub(last))).collect(),
+            link: scaled(known.link),
+            provenance: if exact { Provenance::Measured } else { Provenance::Interpolated },
+            ..known
+        })
+    }
+    /// By how much the model is off at an exchange's size, and whether that very size was measured; nothing where no such exchange was.
+    fn quotient(&mut self, request: &CollectiveRequest) -> Result<Option<(f64, bool)>, String> {
+        let kind = (request.op, request.library, request.ranks.len());
+        // Links of other GPUs may be others.
+        if request.ranks.iter().enumerate().any(|(i, gpu)| i != *gpu) {
+            return Ok(None);
+        }
+        let rows: Vec<&OwnExchange> = self.measured.iter().copied().filter(|r| (r.op, r.library, r.ranks) == kind).collect();
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        if !self.quotients.contains_key(&kind) {
+            let mut points = Vec::new();
+            for row in &rows {
+                let same = CollectiveRequest { bytes: row.bytes, arrivals: Vec::new(), ..request.clone() };
+                let modelled = self.modelled(same)?.finish.iter().copied().max().unwrap_or(Duration::ZERO);
+                points.push((row.bytes, row.time_ps as f64 / modelled.as_ps().max(1) as f64));
+            }
+            points.sort_by_key(|p| p.0);
+            self.quotients.insert(kind, points);
+        }
+        let exact = rows.iter().any(|r| r.bytes == request.bytes);
+        Ok(self.quotients.get(&kind).map(|points| (quotient_at(points, request.bytes), exact)))
+    }
     /// What the machine's collectives say of an exchange.
-    fn predict(&mut self, mut request: CollectiveRequest) -> Result<Known, String> {
+    fn modelled(&mut self, mut request: CollectiveRequest) -> Result<Known, String> {
         let mut prediction: Arc<Prediction> = self.collectives.predict(&request).map_err(|e| e.to_string())?;
         // The peer kernels are used up to the machine's cut-off: the size from which NCCL is faster.
         let kernels = (request.library, prediction.algorithm);

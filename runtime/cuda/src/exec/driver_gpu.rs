@@ -329,7 +329,7 @@ impl Gpu for DriverGpu {
         // SAFETY: the graph was just captured.
         let exec =
             unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) }.map_err(failed("instantiating the graph"))?;
-        let number = self.graphs.len();
+        let number = self.graphs.keys().next_back().map_or(0, |last| last + 1);
         self.graphs.insert(number, (graph, exec));
         Ok(Captured(number))
     }

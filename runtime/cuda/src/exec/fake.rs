@@ -527,7 +527,7 @@ impl Gpu for FakeGpu {
         self.work("end capture");
         let mut recorded = self.capturing.take().ok_or_else(|| GpuError::new("end capture", "none was begun"))?;
         recorded.ps = self.clocks.end_capture();
-        let number = self.graphs.len();
+        let number = self.graphs.keys().next_back().map_or(0, |last| last + 1);
         self.graphs.insert(number, recorded);
         self.asked(Asked::Captured(number));
         Ok(Captured(number))

@@ -12,6 +12,7 @@ mod fake_log;
 pub mod gpu;
 pub mod inject;
 mod measure;
+mod measure_chain;
 pub mod pace;
 mod packed;
 mod parts;
