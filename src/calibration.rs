@@ -1,8 +1,11 @@
 //! A machine's figures from its GPUs: floors, rates, exchanges, and what our kernels take on the shapes of models.
 
 mod exchanges;
+mod tune;
 
 pub(crate) use exchanges::{Ways, exchange_rows};
+
+use tune::tuned;
 
 use crate::child;
 use crate::error::{Failure, InputError};
@@ -13,10 +16,9 @@ use moetwin::cuda::exec::calibrate::{Exchanges, Floors};
 use moetwin::cuda::exec::gpu::Host;
 use moetwin::cuda::exec::{CudaExecutor, CudaOptions, RankTimes, Repetitions};
 use moetwin::kernels::cost::facts;
-use moetwin::kernels::launch::tuning::{PARTS, storage_word};
-use moetwin::kernels::launch::{Choice, Tuning, launches, launches_with, storage_of};
+use moetwin::kernels::launch::{Choice, Tuning};
 use moetwin::kernels::routing::{Distribution, RecordedRouting, SampledRouting};
-use moetwin::models::{BuildOptions, Deployment, ModelSpec, NodeId, Op, Phase, RankId, Step, TensorId, plan};
+use moetwin::models::{BuildOptions, Deployment, ModelSpec, Phase, RankId, Step, plan};
 use moetwin::runtime::reference::{ExecuteError, StepInputs};
 use moetwin::runtime::weights::SyntheticWeights;
 use moetwin::runtime::{Action, Executor, Program};
@@ -27,7 +29,6 @@ use moetwin::sim::import::nccl_tests::Measurement;
 use moetwin::sim::machine::{Figure, Machine};
 use moetwin::sim::time::Duration;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// A split whose kernels are measured: `N` cuts every layer over N ranks, `epN` deals whole experts out to them.
@@ -163,58 +164,6 @@ pub(crate) fn kernel_rows<H: Host>(
 fn inputs_of(step: &Step, spec: &ModelSpec, points: &Points) -> StepInputs {
     let tokens = crate::prompt::drawn(step.sequences.len() as u32, 1, spec, points.seed).concat();
     StepInputs { token_ids: tokens, sequences: step.sequences.clone() }
-}
-
-/// A choice must be faster than the constants' by this share: repetitions differ by as much.
-const WORTH: f64 = 0.03;
-
-/// Tries every number of warps a tile on every product of a step; the choices that beat the constants.
-fn tuned<H: Host>(
-    executor: &mut CudaExecutor<H>,
-    program: &Program,
-    step: &Step,
-    spec: &ModelSpec,
-    points: &Points,
-) -> Result<Vec<Choice>, ExecuteError> {
-    let (rank, inputs) = (RankId(0), inputs_of(step, spec, points));
-    let commands = program.ranks.get(rank).map_or(&[][..], |rp| &rp.commands);
-    let mut times: BTreeMap<Choice, BTreeMap<u32, u64>> = BTreeMap::new();
-    // None of PARTS stands for the constants.
-    for parts in std::iter::once(0).chain(PARTS) {
-        let tuning = if parts == 0 { Tuning::default() } else { Tuning::everywhere(parts) };
-        executor.set_tuning(tuning.clone());
-        let key = executor.prepare(program.clone())?;
-        let often = Repetitions { replays: 0, eager: 0, windows: 6 };
-        let Some(found) = executor.measure(key, &inputs, often)?.into_iter().next() else { continue };
-        for (command, time) in commands.iter().zip(&found.commands) {
-            let (Some(asked), Some(ps)) = (choice_of(program, command.id.node, rank), time.typical_ps()) else { continue };
-            let launched = launches_with(&program.graph, command.id.node, rank, &tuning);
-            // A kernel that does not ask is measured for nothing.
-            if parts == 0 || launched != launches(&program.graph, command.id.node, rank) {
-                *times.entry(asked).or_default().entry(parts).or_default() += ps;
-            }
-        }
-    }
-    let best = |(asked, times): (Choice, BTreeMap<u32, u64>)| {
-        let before = *times.get(&0)?;
-        let (parts, after) = times.into_iter().min_by_key(|(_, ps)| *ps)?;
-        (parts != 0 && (after as f64) < before as f64 * (1.0 - WORTH)).then_some(Choice { parts, ..asked })
-    };
-    Ok(times.into_iter().filter_map(best).collect())
-}
-
-/// What a node's product is to a choice, with no warps named; nothing where it is no product that asks.
-fn choice_of(program: &Program, id: NodeId, rank: RankId) -> Option<Choice> {
-    let (graph, node) = (&program.graph, &program.graph.nodes[id]);
-    let size = |t: TensorId, dim: usize| graph.local_sizes(t, rank).ok()?.get(dim).copied();
-    let rows = size(*node.outputs.first()?, 0)?;
-    let (op, weight, n, k) = match node.op {
-        Op::Linear { .. } => ("linear", node.inputs[1], size(node.outputs[0], 1)?, size(node.inputs[0], 1)?),
-        Op::Experts { .. } => ("experts", node.inputs[4], size(node.inputs[4], 2)?, size(node.outputs[0], 1)?),
-        _ => return None,
-    };
-    let storage = storage_word(storage_of(graph, weight, rank).ok()?).to_owned();
-    Some(Choice { op: op.to_owned(), storage, n, k, rows, parts: 0 })
 }
 
 fn step_program(spec: &ModelSpec, step: &Step, deployment: &Deployment) -> Result<Program, Failure> {

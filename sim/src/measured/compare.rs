@@ -1,6 +1,6 @@
 //! Predicted beside measured, command by command, and what the difference says.
 
-use super::{Interval, Trace};
+use super::{Interval, Origin, Trace};
 use moetwin_models::OpClass;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -103,9 +103,9 @@ struct Side {
 }
 
 impl Side {
-    fn add(&mut self, i: &Interval) {
+    fn add(&mut self, i: &Interval, origin: Origin) {
         // What a measured command takes is by itself, so a predicted one is taken without what ran beside it.
-        let duration = i.alone_ps.unwrap_or(i.duration_ps);
+        let duration = i.alone_ps.filter(|_| origin == Origin::Simulated).unwrap_or(i.duration_ps);
         let waiting = i.arrival_ps.unwrap_or(0).min(duration);
         self.steps += 1;
         self.own_ps += duration - waiting;
@@ -122,7 +122,7 @@ fn by_command(trace: &Trace) -> BTreeMap<(u32, &str), (Side, &Interval)> {
     let mut sides = BTreeMap::new();
     for i in &trace.intervals {
         let Some(command) = &i.command else { continue };
-        sides.entry((i.rank, command.as_str())).or_insert_with(|| (Side::default(), i)).0.add(i);
+        sides.entry((i.rank, command.as_str())).or_insert_with(|| (Side::default(), i)).0.add(i, trace.origin);
     }
     sides
 }
