@@ -14,7 +14,7 @@ use crate::output;
 use crate::scenario::{plan_failure, verified};
 use moetwin::cuda::exec::calibrate::{Exchanges, Floors};
 use moetwin::cuda::exec::gpu::Host;
-use moetwin::cuda::exec::{CudaExecutor, CudaOptions, RankTimes, Repetitions};
+use moetwin::cuda::exec::{Choices, CudaExecutor, CudaOptions, RankTimes, Repetitions};
 use moetwin::kernels::cost::facts;
 use moetwin::kernels::launch::{Choice, Tuning};
 use moetwin::kernels::routing::{Distribution, RecordedRouting, SampledRouting};
@@ -148,7 +148,9 @@ pub(crate) fn kernel_rows<H: Host>(
                 }
                 executor.set_tuning(Tuning::new(found.choices.clone()));
                 let key = executor.prepare(program.clone()).map_err(running)?;
-                let often = Repetitions { replays: 4, eager: 0, windows: 8 };
+                // How many experts are hit decides what they take, and follows from more than how many tokens there are.
+                let choices = CHOICES[nth % CHOICES.len()];
+                let often = Repetitions { replays: 8, eager: 0, windows: 12, choices };
                 let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
                 found.rows.extend(times.iter().flat_map(|t| rows_of(&program, t, points)));
             }
@@ -159,6 +161,9 @@ pub(crate) fn kernel_rows<H: Host>(
     }
     Ok(found)
 }
+
+/// Choices of experts, one after the other for steps that differ in their context: as routed, and among all, a third and a ninth of them.
+const CHOICES: [Choices; 4] = [Choices::Routed, Choices::Drawn(1000), Choices::Drawn(333), Choices::Drawn(111)];
 
 /// Drawn tokens for a step.
 fn inputs_of(step: &Step, spec: &ModelSpec, points: &Points) -> StepInputs {
@@ -179,8 +184,8 @@ fn rows_of(program: &Program, times: &RankTimes, points: &Points) -> Vec<OwnRow>
     let layers = chosen(program, std::slice::from_ref(times));
     let routing = RecordedRouting::new(layers, SampledRouting::new(Distribution::Uniform, points.seed));
     let mut rows = Vec::new();
-    for (command, found) in commands.iter().zip(&times.commands).filter(|(c, _)| c.action == Action::Compute) {
-        let Some(time_ps) = found.typical_ps().map(|ps| ps.max(points.least_ps)) else { continue };
+    for (command, found) in commands.iter().zip(times.commands_ps()).filter(|(c, _)| c.action == Action::Compute) {
+        let Some(time_ps) = found.map(|ps| ps.max(points.least_ps)) else { continue };
         let Ok(facts) = facts(&program.graph, command.id.node, rank, &routing) else { continue };
         rows.extend(OwnWork::of(&program.graph, command.id.node, rank, &facts).map(|work| OwnRow { work, time_ps }));
     }

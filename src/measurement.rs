@@ -150,21 +150,20 @@ pub(crate) fn trace(program: &Program, times: &[RankTimes], conditions: &Conditi
         captured: list(&t.captured_ps),
         one_stream: list(&t.one_stream_ps),
         eager: list(&t.eager_ps),
-        commands: t.commands.iter().map(command).collect(),
+        scale: t.scale(),
+        commands: t.commands.iter().zip(t.commands_ps()).map(command).collect(),
     };
     let conditions = serde_json::to_value(conditions).map_err(|e| Failure::Running(format!("--trace: {e}")))?;
     Ok(measured_trace(program, &times.iter().map(rank).collect::<Vec<_>>(), &conditions))
 }
 
 /// A command's times as a trace has them.
-fn command(times: &CommandTimes) -> MeasuredCommand {
-    let counted = times.counted();
+fn command((times, ps): (&CommandTimes, Option<u64>)) -> MeasuredCommand {
     let end = |ps: Option<&i64>| Duration::from_ps(ps.and_then(|ps| u64::try_from(*ps).ok()).unwrap_or(0));
     MeasuredCommand {
-        time: Duration::from_ps(times.typical_ps().unwrap_or(0)),
-        spread: (end(counted.iter().min()), end(counted.iter().max())),
-        samples: counted.len(),
-        late: times.late(),
+        time: Duration::from_ps(ps.unwrap_or(0)),
+        spread: (end(times.ps.iter().min()), end(times.ps.iter().max())),
+        samples: times.ps.len(),
     }
 }
 
@@ -180,11 +179,6 @@ pub(crate) fn median_ms(ps: &[u64]) -> Option<f64> {
     median_of(ps).map(|ps| ps as f64 / 1e9)
 }
 
-/// What a command takes, milliseconds; none of no times.
-pub(crate) fn command_ms(times: &CommandTimes) -> Option<f64> {
-    times.typical_ps().map(|ps| ps as f64 / 1e9)
-}
-
 /// A sentence on what was measured, of the slowest rank.
 pub(crate) fn words(times: &[RankTimes], conditions: &Conditions) -> String {
     let slowest = |of: fn(&RankTimes) -> &[u64]| times.iter().filter_map(|t| median_ms(of(t))).max_by(f64::total_cmp);
@@ -198,7 +192,7 @@ pub(crate) fn words(times: &[RankTimes], conditions: &Conditions) -> String {
     if let Some(ms) = slowest(|t| &t.one_stream_ps) {
         parts.push(format!("captured on one stream {ms:.3}"));
     }
-    let commands = |t: &RankTimes| t.commands.iter().filter_map(command_ms).sum::<f64>();
+    let commands = |t: &RankTimes| t.commands.iter().filter_map(CommandTimes::typical_ps).sum::<u64>() as f64 / 1e9;
     if let Some(ms) = times.iter().map(commands).max_by(f64::total_cmp) {
         parts.push(format!("its commands add up to {ms:.3}"));
     }
@@ -252,9 +246,9 @@ impl Measured {
         let ranks = self.times.len().max(1) as f64;
         for t in &self.times {
             let commands = self.program.ranks.get(RankId(t.rank)).map_or(&[][..], |rp| &rp.commands);
-            for (command, found) in commands.iter().zip(&t.commands) {
+            for (command, found) in commands.iter().zip(t.commands_ps()) {
                 let into = classes.entry(self.program.graph.nodes[command.id.node].op.class().name()).or_default();
-                into.0 += command_ms(found).unwrap_or(0.0) / ranks;
+                into.0 += found.unwrap_or(0) as f64 / 1e9 / ranks;
                 into.1 += 1.0 / ranks;
             }
         }

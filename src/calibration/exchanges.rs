@@ -3,7 +3,7 @@
 use super::{Points, inputs_of, step_program};
 use crate::error::Failure;
 use moetwin::cuda::exec::gpu::Host;
-use moetwin::cuda::exec::{AllReduceBackend, CudaExecutor, RankTimes, Repetitions};
+use moetwin::cuda::exec::{AllReduceBackend, Choices, CudaExecutor, RankTimes, Repetitions};
 use moetwin::kernels::cost::facts;
 use moetwin::kernels::routing::{Distribution, SampledRouting};
 use moetwin::models::{AllToAll, Deployment, ModelSpec, NodeId, Phase, RankId, Step};
@@ -79,6 +79,9 @@ fn one_way<H: Host>(
     let mut batches: Vec<u32> = points.batches.iter().map(|b| (*b).max(deployment.dp_attention)).collect();
     batches.sort_unstable_by(|a, b| b.cmp(a));
     batches.dedup();
+    // Times of exchanges are smooth in their bytes: the ends and every second size between tell the rest.
+    let last = batches.len().saturating_sub(1);
+    let batches: Vec<u32> = batches.into_iter().enumerate().filter(|(i, _)| i % 2 == 0 || *i == last).map(|(_, batch)| batch).collect();
     let mut executor: Option<CudaExecutor<H>> = None;
     let mut rows = Vec::new();
     for batch in batches {
@@ -93,7 +96,7 @@ fn one_way<H: Host>(
         };
         program.ranks.ids().try_for_each(|rank| executor.load(&program, rank, &weights)).map_err(running)?;
         let key = executor.prepare(program.clone()).map_err(running)?;
-        let often = Repetitions { replays: 4, eager: 0, windows: 12 };
+        let often = Repetitions { replays: 8, eager: 0, windows: 16, choices: Choices::Routed };
         let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
         rows.extend(rows_of(&program, &times, ways, library, points.seed));
     }
@@ -106,9 +109,9 @@ fn rows_of(program: &Program, times: &[RankTimes], ways: Ways, library: Library,
     let mut all: BTreeMap<NodeId, (CollectiveOp, u64, u64)> = BTreeMap::new();
     for t in times {
         let commands = program.ranks.get(RankId(t.rank)).map_or(&[][..], |rp| &rp.commands);
-        for (command, found) in commands.iter().zip(&t.commands).filter(|(c, _)| c.action != Action::Compute) {
+        for (command, found) in commands.iter().zip(t.commands_ps()).filter(|(c, _)| c.action != Action::Compute) {
             let node = command.id.node;
-            let (Some(op), Some(ps)) = (collective_of(&program.graph.nodes[node].op), found.typical_ps()) else { continue };
+            let (Some(op), Some(ps)) = (collective_of(&program.graph.nodes[node].op), found) else { continue };
             let Ok(facts) = facts(&program.graph, node, RankId(t.rank), &routing) else { continue };
             let row = all.entry(node).or_insert((op, 0, u64::MAX));
             (row.1, row.2) = (row.1.max(facts.message_bytes), row.2.min(ps.max(1)));

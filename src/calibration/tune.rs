@@ -3,7 +3,7 @@
 use super::{Points, inputs_of};
 use crate::measurement::median_of;
 use moetwin::cuda::exec::gpu::Host;
-use moetwin::cuda::exec::{CudaExecutor, Repetitions};
+use moetwin::cuda::exec::{Choices, CudaExecutor, Repetitions};
 use moetwin::kernels::launch::tuning::{PARTS, storage_word};
 use moetwin::kernels::launch::{Choice, Tuning, launches, launches_with, storage_of};
 use moetwin::models::{ModelSpec, NodeId, Op, RankId, Step, TensorId};
@@ -35,7 +35,7 @@ pub(super) fn tuned<H: Host>(
         let tuning = if parts == 0 { Tuning::default() } else { Tuning::everywhere(parts) };
         executor.set_tuning(tuning.clone());
         let key = executor.prepare(program.clone())?;
-        let often = Repetitions { replays: 0, eager: 0, windows: 6 };
+        let often = Repetitions { replays: 0, eager: 0, windows: 8, choices: Choices::Routed };
         let Some(found) = executor.measure(key, &inputs, often)?.into_iter().next() else { continue };
         for (command, time) in commands.iter().zip(&found.commands) {
             let (Some(asked), Some(ps)) = (choice_of(program, command.id.node, rank), time.typical_ps()) else { continue };
@@ -81,7 +81,7 @@ impl<H: Host> WholeStep<'_, H> {
             self.executor.set_tuning(Tuning::new(choices.to_vec()));
             keys.push(self.executor.prepare(self.program.clone())?);
         }
-        let often = Repetitions { replays: TURNS.1, eager: 0, windows: 0 };
+        let often = Repetitions { replays: TURNS.1, eager: 0, windows: 0, choices: Choices::Routed };
         for _ in 0..TURNS.0 {
             let mut medians = Vec::new();
             for key in &keys {

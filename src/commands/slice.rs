@@ -2,7 +2,7 @@
 //! ranks on a cache that no prompt has filled.
 
 use crate::error::{Failure, InputError, Outcome};
-use crate::measurement::{self, Conditions, chosen, command_ms, median_ms};
+use crate::measurement::{self, Conditions, chosen, median_ms};
 use crate::output::{self, NewFile};
 use crate::report::gib;
 use crate::scenario::{plan_failure, verified};
@@ -134,8 +134,9 @@ impl Sliced {
     fn exchanges_ms(&self) -> f64 {
         let of = |times: &RankTimes| {
             let commands = self.program.ranks.get(RankId(times.rank)).map_or(&[][..], |rp| &rp.commands);
-            let exchanges = commands.iter().zip(&times.commands).filter(|(c, _)| self.program.graph.nodes[c.id.node].op.is_communication());
-            exchanges.filter_map(|(_, t)| command_ms(t)).sum::<f64>()
+            let exchanges =
+                commands.iter().zip(times.commands_ps()).filter(|(c, _)| self.program.graph.nodes[c.id.node].op.is_communication());
+            exchanges.filter_map(|(_, ps)| ps).sum::<u64>() as f64 / 1e9
         };
         self.times.iter().map(of).fold(0.0, f64::max)
     }

@@ -4,7 +4,7 @@ mod support;
 
 use moetwin_cuda::exec::fake::FakeHost;
 use moetwin_cuda::exec::pace::{EXCHANGE_PS, STAMP_PS, kernel_ps};
-use moetwin_cuda::exec::{CudaExecutor, CudaOptions, RankTimes, Repetitions};
+use moetwin_cuda::exec::{Choices, CudaExecutor, CudaOptions, RankTimes, Repetitions};
 use moetwin_kernels::launch::launches;
 use moetwin_models::{Deployment, Op, RankId, Sequence};
 use moetwin_runtime::reference::StepInputs;
@@ -13,7 +13,7 @@ use moetwin_runtime::{Action, Executor, Program};
 use std::time::Duration;
 use support::{exchanging, model, options, programs, staged};
 
-const OFTEN: Repetitions = Repetitions { replays: 4, eager: 2, windows: 3 };
+const OFTEN: Repetitions = Repetitions { replays: 4, eager: 2, windows: 3, choices: Choices::Routed };
 
 fn inputs() -> StepInputs {
     StepInputs { token_ids: vec![1; 8], sequences: vec![Sequence { past: 3, new: 1 }; 8] }
@@ -48,7 +48,7 @@ fn commands_take_what_their_kernels_take_and_nothing_of_the_stamps_or_the_host()
             assert_eq!((t.captured_ps.len(), t.eager_ps.len(), t.commands.len()), (4, 2, commands.len()));
             let mut in_a_row = 0;
             for (command, found) in commands.iter().zip(&t.commands) {
-                assert_eq!((found.ps.len(), found.late_ps.len()), (3, 0));
+                assert_eq!(found.ps.len(), 3);
                 let node = &program.graph.nodes[command.id.node];
                 match command.action {
                     Action::Compute if !matches!(node.op, Op::Slice { .. }) => {
@@ -95,4 +95,36 @@ fn what_is_not_captured_has_no_replays() {
     let host = FakeHost::default();
     let (times, _) = measured(&host, &[0], &Deployment::single(), CudaOptions { graphs: false, ..options(10, None) });
     assert!(times[0].captured_ps.is_empty() && times[0].eager_ps.len() == 2);
+}
+
+#[test]
+fn experts_can_be_drawn_instead_of_routed() {
+    let host = FakeHost::default();
+    let spec = model();
+    let (_, decode) = programs(&spec, &Deployment::single());
+    let mut executor = CudaExecutor::on(host.clone(), vec![RankId(0)], 1, None, options(10, None)).unwrap();
+    executor.load(&decode, RankId(0), &SyntheticWeights::new(&spec, 1)).unwrap();
+    let key = executor.prepare(decode.clone()).unwrap();
+    // The fake's routers choose nothing but the first expert.
+    let routed = executor.measure(key, &inputs(), OFTEN).unwrap().remove(0);
+    assert!(!routed.chosen.is_empty() && routed.chosen.iter().all(|(_, ids)| ids.iter().all(|id| *id == 0)), "{:?}", routed.chosen);
+    let drawn = executor.measure(key, &inputs(), Repetitions { choices: Choices::Drawn(1000), ..OFTEN }).unwrap().remove(0);
+    assert!(drawn.chosen.iter().all(|(_, ids)| ids.iter().any(|id| *id > 0)), "{:?}", drawn.chosen);
+    assert_eq!(drawn.commands, routed.commands);
+    assert_eq!(host.wrong(), [""; 0]);
+}
+
+#[test]
+fn times_of_commands_are_spread_to_add_up_unless_they_are_far_off() {
+    let command = |ps: [i64; 4]| moetwin_cuda::exec::CommandTimes { ps: ps.to_vec() };
+    let mut times = RankTimes { one_stream_ps: vec![1_050, 1_040, 1_060], ..RankTimes::default() };
+    times.commands = vec![command([600, 590, 610, 9_000]), command([400, 400, -800, 400]), command([-3, -2, -2, -1])];
+    // The middle half counts: 605 and 400; less than nothing is nothing.
+    assert_eq!(times.commands.iter().map(|c| c.typical_ps()).collect::<Vec<_>>(), [Some(605), Some(400), Some(0)]);
+    assert!((times.scale() - 1_050.0 / 1_005.0).abs() < 1e-9);
+    assert_eq!(times.commands_ps(), [Some(632), Some(417), Some(0)]);
+    times.one_stream_ps = vec![2_000];
+    assert_eq!(times.scale(), 1.0);
+    times.one_stream_ps = Vec::new();
+    assert_eq!(times.scale(), 1.0);
 }

@@ -99,7 +99,6 @@ struct Side {
     own_ps: u64,
     waiting_ps: u64,
     memory_ps: u64,
-    late: bool,
 }
 
 impl Side {
@@ -111,7 +110,6 @@ impl Side {
         self.own_ps += duration - waiting;
         self.waiting_ps += waiting;
         self.memory_ps += i.memory_ps.unwrap_or(0);
-        self.late |= i.late;
     }
     fn us(&self, ps: u64) -> f64 {
         ps as f64 / 1e6 / f64::from(self.steps.max(1))
@@ -147,7 +145,6 @@ pub fn compare(predicted: &Trace, measured: &Trace) -> Comparison {
         into.memory_us += expected.us(expected.memory_ps) / ranks;
         into.waiting.0 += expected.us(expected.waiting_ps) / ranks;
         into.waiting.1 += found.us(found.waiting_ps) / ranks;
-        into.late += u32::from(found.late);
         if measured_us > 0.0 {
             into.errors.push((predicted_us / measured_us - 1.0).abs());
         }
@@ -206,7 +203,6 @@ struct Class {
     measured_us: f64,
     memory_us: f64,
     waiting: (f64, f64),
-    late: u32,
     errors: Vec<f64>,
 }
 
@@ -281,12 +277,6 @@ fn class_findings(classes: &BTreeMap<OpClass, Class>) -> Vec<String> {
     let mut out = Vec::new();
     for (class, c) in ordered {
         let name = class.name().replace('_', " ");
-        if c.late > 0 {
-            out.push(format!(
-                "{name}: {} commands may hold time of the host, which was not ahead of the GPU while they were timed",
-                c.late
-            ));
-        }
         if c.waiting.1 > WORTH_A_SENTENCE * total {
             out.push(format!(
                 "collective skew, {name}: {:.1} us a rank are waiting for the last rank, {:.1} moving data (predicted {:.1} and {:.1})",

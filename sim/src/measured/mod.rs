@@ -57,8 +57,6 @@ pub struct Interval {
     pub memory_ps: Option<u64>,
     /// Of a prediction: where it comes from.
     pub from: Option<String>,
-    /// Of a measurement: whether it may hold time of the host.
-    pub late: bool,
 }
 
 /// A trace as read.

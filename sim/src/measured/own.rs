@@ -60,7 +60,6 @@ fn interval(event: &Value) -> Option<Interval> {
         alone_ps: picoseconds(&args["alone_us"]),
         memory_ps: picoseconds(&args["memory_us"]),
         from: word(&args["from"]),
-        late: args["late"].as_bool().unwrap_or(false),
     })
 }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// What was measured on one rank.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct MeasuredRank {
     /// The rank.
     pub rank: u32,
@@ -19,6 +19,8 @@ pub struct MeasuredRank {
     pub one_stream: Vec<Duration>,
     /// The step launched command by command, each.
     pub eager: Vec<Duration>,
+    /// By what measured times were multiplied to add up to the step on one stream.
+    pub scale: f64,
     /// By command in launch order.
     pub commands: Vec<MeasuredCommand>,
 }
@@ -26,14 +28,12 @@ pub struct MeasuredRank {
 /// What a command adds to a captured pass on one stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MeasuredCommand {
-    /// The typical time.
+    /// The typical time, multiplied by the rank's scale.
     pub time: Duration,
-    /// The shortest and the longest.
+    /// The shortest and the longest as measured.
     pub spread: (Duration, Duration),
     /// Of how many.
     pub samples: usize,
-    /// Whether the host was late for all of them.
-    pub late: bool,
 }
 
 /// The median; of none, zero.
@@ -65,8 +65,10 @@ pub fn measured_trace(program: &Program, ranks: &[MeasuredRank], conditions: &Va
     }
     let sum = ranks.iter().map(|r| r.commands.iter().map(|c| c.time).sum::<Duration>()).max();
     head["commands_us"] = json!(sum.map(us));
-    head["laid_out"] =
-        json!("a command's time is what it adds to the captured step on one stream; where it lies is laid out by what it waits for");
+    head["scales"] = json!(ranks.iter().map(|r| format!("{:.4}", r.scale)).collect::<Vec<_>>());
+    head["laid_out"] = json!(
+        "a command's time is what it adds to the captured step on one stream, multiplied by the rank's scale so that all add up to it; where it lies is laid out by what it waits for"
+    );
     head["conditions"] = conditions.clone();
     let mut out = format!("{{\"displayTimeUnit\":\"ns\",\"otherData\":{head},\"traceEvents\":[");
     let shortest = shortest_of_exchanges(program, ranks);
@@ -86,9 +88,6 @@ pub fn measured_trace(program: &Program, ranks: &[MeasuredRank], conditions: &Va
                 args["result"] = json!(program.graph.tensors[result].name);
             }
             (args["min_us"], args["max_us"]) = (json!(us(found.spread.0)), json!(us(found.spread.1)));
-            if found.late {
-                args["late"] = json!(true);
-            }
             if let Some(transfer) = shortest.get(&command.id.node) {
                 // Who comes last waits for nobody: what others take longer is waiting.
                 args["transfer_us"] = json!(us(*transfer));

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often what is measured.
+/// How often what is measured, and on what choices of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repetitions {
     /// Replays of the captured pass, one behind the other.
@@ -24,35 +24,38 @@ pub struct Repetitions {
     pub eager: u32,
     /// Replays of every graph of a few commands; none where commands are not to be timed.
     pub windows: u32,
+    /// Which experts tokens go to while commands are timed.
+    pub choices: Choices,
+}
+
+/// Which experts tokens go to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choices {
+    /// Those that the routers choose.
+    #[default]
+    Routed,
+    /// Distinct ones for each token, drawn evenly among this share of all of them, in thousandths: how many are hit does not follow from how many
+    /// tokens there are.
+    Drawn(u32),
 }
 
 impl Default for Repetitions {
     fn default() -> Self {
-        Self { replays: 20, eager: 3, windows: 16 }
+        Self { replays: 20, eager: 3, windows: 24, choices: Choices::Routed }
     }
 }
 
-/// Times of one command, picoseconds, one a repetition.
+/// What a command adds to the pass, picoseconds, one a repetition; a kernel that adds less than clocks differ by may come out below nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommandTimes {
-    /// Those for which the host was ahead.
+    /// The times.
     pub ps: Vec<i64>,
-    /// Those for which it was late: they may hold time of the host.
-    pub late_ps: Vec<i64>,
 }
 
 impl CommandTimes {
-    /// Whether the host was late for all of them.
-    pub fn late(&self) -> bool {
-        self.ps.is_empty()
-    }
-    /// The times that count: those that hold no time of the host, where there are such.
-    pub fn counted(&self) -> &[i64] {
-        if self.late() { &self.late_ps } else { &self.ps }
-    }
-    /// What it takes, picoseconds: the mean of the middle half, since the clock of stamps is coarser than short kernels differ by. None of no times.
+    /// What it takes, picoseconds: the mean of the middle half. None of no times.
     pub fn typical_ps(&self) -> Option<u64> {
-        let mut sorted = self.counted().to_vec();
+        let mut sorted = self.ps.clone();
         sorted.sort_unstable();
         let cut = sorted.len() / 4;
         let middle = sorted.get(cut..sorted.len() - cut).filter(|m| !m.is_empty())?;
@@ -78,9 +81,31 @@ pub struct RankTimes {
     pub chosen: Vec<(u32, Vec<i32>)>,
 }
 
-/// How long streams are held at first, so that the host is ahead; doubled up to [`LONGEST_HOLD`] where it was late.
+/// How far the sum of commands may be from the pass on one stream for the difference to be spread: beyond it something else is wrong, and is to be
+/// seen.
+const SPREAD: std::ops::RangeInclusive<f64> = 0.9..=1.1;
+
+impl RankTimes {
+    /// By what the times of commands are multiplied so that they add up to the pass on one stream: in it every weight was last read a whole pass
+    /// ago, in a graph of a few commands a moment ago, which memory's page tables remember. 1 where that is not known.
+    pub fn scale(&self) -> f64 {
+        let mut whole = self.one_stream_ps.clone();
+        whole.sort_unstable();
+        let sum: u64 = self.commands.iter().filter_map(CommandTimes::typical_ps).sum();
+        match whole.get(whole.len() / 2) {
+            Some(&whole) if sum > 0 && SPREAD.contains(&(whole as f64 / sum as f64)) => whole as f64 / sum as f64,
+            _ => 1.0,
+        }
+    }
+    /// What each command takes in the pass, picoseconds; none of what was not measured.
+    pub fn commands_ps(&self) -> Vec<Option<u64>> {
+        let scale = self.scale();
+        self.commands.iter().map(|c| c.typical_ps().map(|ps| (ps as f64 * scale) as u64)).collect()
+    }
+}
+
+/// How long a stream is held, so that the host is ahead with replays.
 const HOLD: Duration = Duration::from_millis(2);
-pub(super) const LONGEST_HOLD: Duration = Duration::from_millis(16);
 /// Event by which a pass ends on the first stream; far from those of programs.
 const HELD: u32 = u32::MAX;
 /// Bytes of the operand and result of the all-reduce in which ranks meet, apart from each other.
@@ -116,6 +141,9 @@ impl<G: Gpu> Rank<G> {
         if often.windows > 0 {
             let pinned = self.pin(loaded)?;
             times.chosen = self.chosen_experts(loaded)?;
+            if let Choices::Drawn(permille) = often.choices {
+                self.draw_choices(loaded, &pinned, permille, &mut times.chosen)?;
+            }
             times.one_stream_ps = self.time_one_stream(loaded, &pinned, meeting, often.replays)?;
             self.time_windows(loaded, &pinned, meeting, often.windows, &mut times.commands)?;
             pinned.release(loaded);

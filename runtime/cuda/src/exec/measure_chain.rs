@@ -1,14 +1,15 @@
 //! What each command adds to a captured pass.
 //!
-//! Commands stand in an order in which one stream can carry out all of them. A *window* is a graph of a few commands in that order; a command's
-//! time is by how much a window that ends with it takes longer than the one that ends before it. Windows of neighbouring commands are replayed in
-//! turn, so that clocks and heat are the same for both, and each begins with reads that leave nothing of a replay before it in the cache.
+//! Commands stand in an order in which one stream can carry out all of them. A *window* is a graph of a few commands in that order between two
+//! stamps; a command's time is by how much a window that ends with it takes longer than the one that ends before it. Windows of neighbouring commands
+//! are replayed in turn, so that clocks and heat are the same for both. Ahead of its first stamp each reads more than a cache holds, so that nothing
+//! of a replay before it is left there, and the ranks meet in it: whatever a graph with collectives costs once is in every window.
 //!
 //! Inside a window values are whatever memory holds, since what comes before it is left out. That changes no time but that of what follows the
 //! choice of experts, so choices stay as a whole pass made them: integers have places of their own, and routers write elsewhere.
 
-use super::gpu::{Address, Captured, Gpu, GpuError};
-use super::measure::{CommandTimes, LONGEST_HOLD};
+use super::gpu::{Address, Gpu, GpuError};
+use super::measure::CommandTimes;
 use super::progress::What;
 use super::rank::{Loaded, Rank};
 use moetwin_kernels::launch::{Arg, Element, Launch, element_of};
@@ -17,7 +18,6 @@ use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::{BufferId, Place, Program};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Commands ahead of the first that a window is asked about: operands are in the cache as in a pass, and a kernel has one to follow.
 const AHEAD: usize = 4;
@@ -29,8 +29,6 @@ const READ_BYTES: u64 = 192 << 20;
 const READ_BLOCK: (u32, u64) = (512, 16);
 /// Blocks that read: more than any GPU has multiprocessors, so that all of them read.
 const READ_BLOCKS: u32 = 512;
-/// How long streams are held at first so that the host is ahead; doubled where it was late.
-const HOLD: Duration = Duration::from_micros(600);
 
 /// Places of integers while a pass is measured, and where routers write meanwhile.
 pub(super) struct Pinned {
@@ -128,65 +126,59 @@ impl<G: Gpu> Rank<G> {
         // What a first launch loads cannot be loaded in a capture.
         self.read_through()?;
         self.settle()?;
-        let mut hold = HOLD;
         for first in (0..all.len()).step_by(BLOCK) {
             let (begin, end) = (first.saturating_sub(AHEAD), (first + BLOCK).min(all.len()));
-            let windows = first..=end;
-            let count = windows.clone().count();
             let mut graphs = Vec::new();
-            for until in windows {
+            for (until, stamp) in (first..=end).zip((0u32..).step_by(2)) {
                 self.gpu.begin_capture()?;
                 self.read_through()?;
+                self.meet(loaded, meeting)?;
+                self.gpu.stamp(0, stamp)?;
                 self.issue_chain(loaded, pinned, &all[begin..until])?;
+                self.gpu.stamp(0, stamp + 1)?;
                 let graph = self.gpu.end_capture()?;
                 self.keep(graph);
                 graphs.push(graph);
             }
-            let taken = self.time_in_turn(loaded, &graphs, meeting, repetitions, &mut hold)?;
-            self.drop_graphs(count);
-            for (i, command) in program.ranks[self.rank].commands.iter().enumerate() {
-                let Some(place) = all[first..end].iter().position(|n| *n == command.id.node) else { continue };
-                for (late, all) in &taken {
-                    let ps = all[place + 1] as i64 - all[place] as i64;
-                    if *late { &mut times[i].late_ps } else { &mut times[i].ps }.push(ps);
+            // The first round also uploads the graphs.
+            for round in 0..=repetitions {
+                graphs.iter().try_for_each(|graph| self.gpu.replay(*graph))?;
+                self.settle()?;
+                let stamps = (0u32..).step_by(2).take(graphs.len());
+                let taken = stamps.map(|s| self.gpu.elapsed_ps(s, s + 1)).collect::<Result<Vec<_>, _>>()?;
+                for (i, command) in program.ranks[self.rank].commands.iter().enumerate().filter(|_| round > 0) {
+                    if let Some(place) = all[first..end].iter().position(|n| *n == command.id.node) {
+                        times[i].ps.push(taken[place + 1] as i64 - taken[place] as i64);
+                    }
                 }
             }
+            self.drop_graphs(graphs.len());
         }
         Ok(())
     }
 
-    /// Replays graphs in turn; of every round, whether the host was late, and what each took.
-    fn time_in_turn(
+    /// Puts drawn experts where routers have put theirs, and what follows from them.
+    pub(super) fn draw_choices(
         &mut self,
-        loaded: &Loaded,
-        graphs: &[Captured],
-        meeting: Address,
-        repetitions: u32,
-        hold: &mut Duration,
-    ) -> Result<Vec<(bool, Vec<u64>)>, GpuError> {
-        let mut rounds = Vec::new();
-        // The first round also uploads the graphs.
-        for round in 0..=repetitions {
-            let begin = (self.notes.now)();
-            self.hold(*hold)?;
-            for (graph, stamp) in graphs.iter().zip((0u32..).step_by(2)) {
-                self.meet(loaded, meeting)?;
-                self.gpu.stamp(0, stamp)?;
-                self.gpu.replay(*graph)?;
-                self.gpu.stamp(0, stamp + 1)?;
-            }
-            let late = (self.notes.now)() - begin > *hold;
-            self.settle()?;
-            if late && round > 0 {
-                *hold = (*hold * 2).min(LONGEST_HOLD);
-            }
-            if round > 0 {
-                let stamps = (0u32..).step_by(2).take(graphs.len());
-                let all = stamps.map(|s| self.gpu.elapsed_ps(s, s + 1)).collect::<Result<Vec<_>, _>>()?;
-                rounds.push((late, all));
-            }
+        loaded: &mut Loaded,
+        pinned: &Pinned,
+        permille: u32,
+        chosen: &mut [(u32, Vec<i32>)],
+    ) -> Result<(), GpuError> {
+        let program = Arc::clone(&loaded.program);
+        for (index, ids) in chosen {
+            let command = &program.ranks[self.rank].commands[*index as usize];
+            let node = &program.graph.nodes[command.id.node];
+            let (Op::Route { topk, .. }, Some(&place)) = (&node.op, command.writes.first()) else { continue };
+            let sizes = program.graph.local_sizes(node.inputs[0], self.rank).map_err(|e| GpuError::new("choices", e.to_string()))?;
+            let experts = sizes.last().copied().unwrap_or(1);
+            *ids = drawn(ids.len(), *topk as usize, experts as u32, permille, u64::from(*index));
+            let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+            self.gpu.write(loaded.addresses[place], &bytes)?;
         }
-        Ok(rounds)
+        let all = nodes(&program);
+        self.issue_chain(loaded, pinned, &all)?;
+        self.settle()
     }
 
     /// Reads more than a cache holds, where there is memory for it.
@@ -203,5 +195,63 @@ impl<G: Gpu> Rank<G> {
             product: None,
         };
         self.gpu.launch(0, &launch, &[from, READ_BYTES / READ_BLOCK.1])
+    }
+}
+
+/// `topk` distinct experts for each token, drawn evenly among a share of all of them that lies spread over all ranks.
+fn drawn(slots: usize, topk: usize, experts: u32, permille: u32, seed: u64) -> Vec<i32> {
+    let pool = (u64::from(experts) * u64::from(permille) / 1000).clamp(topk as u64, u64::from(experts).max(topk as u64));
+    // Experts of a pool lie apart by a number that shares no factor with how many there are.
+    let apart = (u64::from(experts) * 5 / 13 + 1..).find(|n| gcd(*n, u64::from(experts)) == 1).unwrap_or(1);
+    let mut state = seed;
+    let mut next = || {
+        // SplitMix64 (Steele, Lea and Flood, 2014).
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    let mut out = Vec::with_capacity(slots);
+    while out.len() < slots {
+        let mut token: Vec<i32> = Vec::with_capacity(topk);
+        let from = next() % pool;
+        for nth in 0..topk as u64 {
+            // What was taken already is passed over.
+            let mut at = if nth == 0 { from } else { next() % pool };
+            while token.contains(&((at * apart % u64::from(experts)) as i32)) {
+                at = (at + 1) % pool;
+            }
+            token.push((at * apart % u64::from(experts)) as i32);
+        }
+        out.extend(token);
+    }
+    out.truncate(slots);
+    out
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drawn_experts_are_distinct_for_a_token_and_as_many_as_the_pool_has() {
+        for (experts, topk, permille) in [(384, 8, 1000), (384, 8, 400), (128, 8, 100), (8, 2, 1), (4, 4, 1000), (60, 6, 333)] {
+            let ids = drawn(64 * topk, topk, experts, permille, 3);
+            assert_eq!(ids, drawn(64 * topk, topk, experts, permille, 3));
+            for token in ids.chunks(topk) {
+                let distinct: BTreeSet<i32> = token.iter().copied().collect();
+                assert!(distinct.len() == topk && token.iter().all(|id| (0..experts as i32).contains(id)), "{token:?}");
+            }
+            let hit = ids.iter().collect::<BTreeSet<_>>().len();
+            let pool = (experts as usize * permille as usize / 1000).max(topk);
+            assert!(hit <= pool && hit * 10 >= pool.min(64 * topk) * 6, "{hit} of {pool}");
+            // Both halves of the experts are hit alike.
+            let low = ids.iter().filter(|id| **id < experts as i32 / 2).count() as f64 / ids.len() as f64;
+            assert!((0.2..=0.8).contains(&low), "{experts} {permille}: {low}");
+        }
     }
 }

@@ -29,5 +29,5 @@ pub(crate) mod worker;
 
 pub use driver_host::DriverHost;
 pub use executor::{CudaExecutor, CudaOptions};
-pub use measure::{CommandTimes, RankTimes, Repetitions};
+pub use measure::{Choices, CommandTimes, RankTimes, Repetitions};
 pub use window::AllReduceBackend;
