@@ -1,9 +1,11 @@
 //! A machine's figures from its GPUs: floors, rates, exchanges, and what our kernels take on the shapes of models.
 
 mod exchanges;
+mod joins;
 mod tune;
 
 pub(crate) use exchanges::{Ways, exchange_rows};
+pub(crate) use joins::{Forked, joins};
 
 use tune::tuned;
 
@@ -103,6 +105,8 @@ pub(crate) struct Found {
     pub(crate) choices: Vec<Choice>,
     /// What was asked for and not measured, and why.
     pub(crate) left: Vec<String>,
+    /// Steps with a stream beside the first.
+    pub(crate) forked: Vec<Forked>,
 }
 
 /// The kernels of a model. `open` makes an executor of rank 0 of so many ranks.
@@ -153,6 +157,9 @@ pub(crate) fn kernel_rows<H: Host>(
                 let often = Repetitions { replays: 8, eager: 0, windows: 12, choices };
                 let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
                 found.rows.extend(times.iter().flat_map(|t| rows_of(&program, t, points)));
+                if choices == Choices::Routed {
+                    found.forked.extend(Forked::of(&program, &times, false));
+                }
             }
         }
         if late > 0 {
@@ -343,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_machine_calibrated_on_the_fake_predicts_the_fake() {
-        let Found { rows: found, choices, left } = rows(&points());
+        let Found { rows: found, choices, left, .. } = rows(&points());
         assert_eq!((choices.len(), left.len()), (0, 0));
         let mut machine = machine::find("8x-h200-sxm").unwrap();
         machine.kernels = Some(OwnKernels::new("the fake".to_owned(), found));

@@ -1,6 +1,6 @@
 //! What the exchanges of a model's steps take on all GPUs here, as its steps issue them: what each adds to a captured pass once the last rank has come.
 
-use super::{Points, inputs_of, step_program};
+use super::{Forked, Points, inputs_of, step_program};
 use crate::error::Failure;
 use moetwin::cuda::exec::gpu::Host;
 use moetwin::cuda::exec::{AllReduceBackend, Choices, CudaExecutor, RankTimes, Repetitions};
@@ -34,6 +34,8 @@ pub(crate) struct ExchangeRows {
     pub(crate) rows: Vec<OwnExchange>,
     /// What was not measured, and why.
     pub(crate) left: Vec<String>,
+    /// Steps with a stream beside the first, under NCCL.
+    pub(crate) forked: Vec<Forked>,
 }
 
 /// Exchanges of a model's steps at every number of sequences. `open` makes an executor of all ranks.
@@ -53,7 +55,10 @@ pub(crate) fn exchange_rows<H: Host>(
     let mut found = ExchangeRows::default();
     for (deployment, library, backend) in all {
         let what = if deployment.ep > 1 { format!("dispatch over {n} ranks") } else { format!("sums over {n} ranks, {}", library.name()) };
-        match one_way(spec, points, ways, (&deployment, library), &|capacity| open(backend, capacity)) {
+        let mut forked = Vec::new();
+        let result = one_way(spec, points, ways, (&deployment, library), &|capacity| open(backend, capacity), &mut forked);
+        found.forked.extend(forked);
+        match result {
             Ok(Some(more)) => found.rows.extend(more),
             Ok(None) => found.left.push(format!("{what} are left out: the time is over")),
             // What a model or its GPUs do not admit is said; everything else is measured all the same.
@@ -71,6 +76,7 @@ fn one_way<H: Host>(
     ways: Ways,
     (deployment, library): (&Deployment, Library),
     open: &dyn Fn(u32) -> Result<CudaExecutor<H>, ExecuteError>,
+    forked: &mut Vec<Forked>,
 ) -> Result<Option<Vec<OwnExchange>>, Failure> {
     let running = |e: ExecuteError| Failure::Running(e.to_string());
     let context = points.contexts.iter().min().copied().unwrap_or(1);
@@ -99,6 +105,9 @@ fn one_way<H: Host>(
         let often = Repetitions { replays: 8, eager: 0, windows: 16, choices: Choices::Routed };
         let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
         rows.extend(rows_of(&program, &times, ways, library, points.seed));
+        if library == Library::Nccl {
+            forked.extend(Forked::of(&program, &times, true));
+        }
     }
     Ok(Some(rows))
 }

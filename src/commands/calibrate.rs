@@ -3,7 +3,9 @@
 use super::compare::machine_with;
 use super::run::{cut, gpus_at_hand};
 use crate::args::DEFAULT_MACHINE;
-use crate::calibration::{self, Points, Split, ThroughHost, Ways, default_splits, exchange_rows, kernel_rows, with_exchanges, with_floors};
+use crate::calibration::{
+    self, Forked, Points, Split, ThroughHost, Ways, default_splits, exchange_rows, kernel_rows, with_exchanges, with_floors,
+};
 use crate::doctor::machine::date;
 use crate::error::{Failure, InputError, Outcome};
 use crate::measurement::Conditions;
@@ -214,7 +216,7 @@ fn exchanges_only(args: &CalibrateArgs) -> Result<Outcome, Failure> {
     let ranks = u32::try_from(gpus_at_hand(2, None)?).unwrap_or(2);
     let exchanges = all_reduces(ranks, &args.exchanges)?;
     let (mut rows, mut left) = (Vec::new(), Vec::new());
-    asked.exchanges(Ways { ranks, peer_access: false, one_shot: false }, &mut rows, &mut left)?;
+    asked.exchanges(Ways { ranks, peer_access: false, one_shot: false }, &mut rows, &mut left, &mut Vec::new())?;
     output::answer_json(&ThroughHost { exchanges, rows, left })?;
     Ok(Outcome::Yes)
 }
@@ -246,7 +248,7 @@ impl Asked {
         Ok(Self { specs, points })
     }
     /// Exchanges of every model's steps.
-    fn exchanges(&self, ways: Ways, rows: &mut Vec<OwnExchange>, left: &mut Vec<String>) -> Result<(), Failure> {
+    fn exchanges(&self, ways: Ways, rows: &mut Vec<OwnExchange>, left: &mut Vec<String>, forked: &mut Vec<Forked>) -> Result<(), Failure> {
         for (name, spec) in &self.specs {
             let mut spec = spec.clone();
             spec.layers.truncate(EXCHANGE_LAYERS);
@@ -254,6 +256,7 @@ impl Asked {
                 |all_reduce, capacity| CudaExecutor::open(ways.ranks, CudaOptions { all_reduce, ..CudaOptions::new(capacity, DEADLINE) });
             let found = exchange_rows(&spec, &self.points, ways, &open)?;
             rows.extend(found.rows);
+            forked.extend(found.forked);
             left.extend(found.left.into_iter().map(|why| format!("{name}: {why}")));
         }
         Ok(())
@@ -288,13 +291,13 @@ fn on_gpus(args: &CalibrateArgs) -> Result<Outcome, Failure> {
     machine = with_floors(machine, &floor, &conditions.gpu, &source);
     calibration::progress(begin, "floors of launches, rate of copies");
     asked.points.least_ps = floor.graph_node_ps;
-    let (mut said, mut exchanged) = (Vec::new(), Vec::new());
+    let (mut said, mut exchanged, mut forked) = (Vec::new(), Vec::new(), Vec::new());
     if found > 1 {
         let ranks = u32::try_from(found).unwrap_or(2);
         let direct = all_reduces(ranks, &SIZES)?;
         calibration::progress(begin, "all-reduces");
         let mut all = calibration::tables(&direct, machine.peer_access.value, &source);
-        asked.exchanges(Ways { ranks, peer_access: machine.peer_access.value, one_shot: true }, &mut exchanged, &mut said)?;
+        asked.exchanges(Ways { ranks, peer_access: machine.peer_access.value, one_shot: true }, &mut exchanged, &mut said, &mut forked)?;
         calibration::progress(begin, "exchanges of steps");
         let names: Vec<&str> = asked.specs.iter().map(|(name, _)| name.as_str()).collect();
         match calibration::exchanges_through_host(&HOST_SIZES, &names, &asked.points) {
@@ -321,11 +324,21 @@ fn on_gpus(args: &CalibrateArgs) -> Result<Outcome, Failure> {
         said.extend(found.left.into_iter().map(|why| format!("{name}: {why}")));
         rows.extend(found.rows);
         choices.extend(found.choices);
+        forked.extend(found.forked);
     }
     said.extend(choices.iter().map(|c| {
         format!("{} {} {} x {} at {} rows: {} warps a tile are faster than the constants'", c.op, c.storage, c.n, c.k, c.rows, c.parts)
     }));
-    let own = OwnKernels { choices, exchanges: medians(exchanged), ..OwnKernels::new(source.clone(), rows) };
+    let mut own = OwnKernels { choices, exchanges: medians(exchanged), ..OwnKernels::new(source.clone(), rows) };
+    own.joins = calibration::joins(&machine, &own, &forked, asked.points.seed);
+    said.extend(own.joins.map(|j| {
+        let nccl = j.nccl_ps.map_or_else(String::new, |ps| format!(", {:.1} with NCCL's collectives in the graph", ps as f64 / 1e6));
+        format!(
+            "a command that waits for another stream costs a captured step {:.1} us{nccl} ({} steps)",
+            j.kernels_ps as f64 / 1e6,
+            forked.len()
+        )
+    }));
     let gpu = machine.models.iter().find(|m| Some(m.name.as_str()) == gpu_by_words(&conditions.gpu)).or(machine.models.first());
     let errors = gpu.map(|gpu| own.left_out(&gpu_rates(gpu))).unwrap_or_default();
     let measured =

@@ -3,7 +3,7 @@
 use crate::commands::compare::{Answer, Following, SliceAnswer};
 use crate::table::{Table, wrap};
 use moetwin::models::OpClass;
-use moetwin::sim::measured::{ClassRow, CommandRow, StepRow, is_exchange};
+use moetwin::sim::measured::{ClassRow, CommandRow, OpRow, StepRow, is_exchange};
 use serde::Serialize;
 use std::fmt::Write as _;
 
@@ -15,6 +15,7 @@ struct CompareJson<'a> {
     distinct_experts: Option<f64>,
     step: &'a StepRow,
     classes: &'a [ClassRow],
+    ops: &'a [OpRow],
     rows: &'a [CommandRow],
     worst: &'a [String],
     findings: &'a [String],
@@ -65,6 +66,7 @@ pub(crate) fn json(answer: &Answer) -> impl Serialize + '_ {
         distinct_experts: answer.conditions.as_ref().and_then(|c| c.distinct_experts()),
         step: &c.step,
         classes: &c.classes,
+        ops: &c.ops,
         rows: &c.rows,
         worst: &c.worst,
         findings: &c.findings,
@@ -89,13 +91,15 @@ pub(crate) fn text(answer: &Answer) -> String {
     let s = &c.step;
     let _ = writeln!(
         out,
-        "Step    {:.3} ms predicted, {:.3} measured ({}); its commands add up to {:.3} and {:.3} and are {:.0} % off in the median\n",
+        "Step    {:.3} ms predicted, {:.3} measured ({}); its commands add up to {:.3} and {:.3} and are {:.0} % off in the median, equal \
+         ones of all layers together {:.0} %\n",
         s.predicted_ms,
         s.measured_ms,
         error(s.predicted_ms, s.measured_ms),
         s.predicted_commands_ms,
         s.commands_ms,
-        100.0 * s.median_error
+        100.0 * s.median_error,
+        100.0 * s.median_error_of_ops
     );
     let mut table =
         Table::new(["class", "calls", "predicted us", "measured us", "error", "median of commands", "share", "waiting us"], &[]);
@@ -114,6 +118,20 @@ pub(crate) fn text(answer: &Answer) -> String {
     }
     out.push_str(&table.render());
     out.push_str(&exchanges(&c.classes));
+    if answer.rows > 0 {
+        let mut table = Table::new(["op", "writes", "commands", "predicted us", "measured us", "error"], &[0, 1]);
+        for o in c.ops.iter().take(answer.rows) {
+            table.row([
+                o.op.clone(),
+                o.result.clone(),
+                o.commands.to_string(),
+                format!("{:.1}", o.predicted_us),
+                format!("{:.1}", o.measured_us),
+                error(o.predicted_us, o.measured_us),
+            ]);
+        }
+        let _ = write!(out, "\nEqual commands of all layers, longest first\n{}", table.render());
+    }
     if answer.rows > 0 {
         let mut table =
             Table::new(["command", "op", "writes", "predicted us", "measured us", "error", "share", "predicted from"], &[1, 2, 7]);

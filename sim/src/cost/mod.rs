@@ -19,7 +19,7 @@ mod tables;
 
 pub use catalog::Kernels;
 pub use left_out::render_left_out;
-pub use own::{OwnError, OwnKernels, OwnRow, OwnWork};
+pub use own::{OwnError, OwnJoins, OwnKernels, OwnRow, OwnWork};
 pub use own_exchange::{OwnExchange, medians, quotient_at};
 pub use query::{CacheType, GqaShape, Query};
 pub use rates::{Element, GpuRates};

@@ -24,9 +24,30 @@ pub struct OwnKernels {
     /// Choices of launches that were measured to be faster than the constants', and with which the rows were measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub choices: Vec<Choice>,
+    /// What a command that waits for another stream costs, where that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joins: Option<OwnJoins>,
     /// Exchanges that were measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exchanges: Vec<OwnExchange>,
+}
+
+/// What a command of a captured step that waits for another stream adds to it, beyond what it and the other stream's take side by side,
+/// picoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnJoins {
+    /// In a graph of kernels of ours.
+    pub kernels_ps: u64,
+    /// In a graph with NCCL's collectives, which chains them beside the streams.
+    pub nccl_ps: Option<u64>,
+}
+
+impl OwnJoins {
+    /// In a graph with NCCL's collectives or without.
+    pub fn of(&self, nccl: bool) -> u64 {
+        self.nccl_ps.filter(|_| nccl).unwrap_or(self.kernels_ps)
+    }
 }
 
 /// One measured time.
@@ -63,6 +84,9 @@ pub struct OwnWork {
 const FLOOR_US: f64 = 2.0;
 /// Standard error of a time between rows where nothing was left out to tell.
 const ERROR: f64 = 0.08;
+/// What a measured time is uncertain by, microseconds: a row that takes no more than that says little by itself, and the rows around it are heard
+/// as well.
+const NOISE_US: f64 = 0.3;
 /// How much a doubling of blocks weighs against one of tokens or bytes.
 const BLOCKS_WEIGH: f64 = 2.0;
 /// How far the nearest row may be, in doublings of tokens and bytes together, for a time to count as interpolated.
@@ -161,7 +185,8 @@ impl OwnKernels {
         let (mut weights, mut sum) = (0.0, 0.0);
         for row in rows {
             let distance = work.distance(&row.work).max(1e-3);
-            let weight = 1.0 / (distance * distance * distance);
+            let unsure = NOISE_US * 1e6 / (row.time_ps.max(1)) as f64;
+            let weight = 1.0 / (distance * distance * distance + unsure * unsure);
             weights += weight;
             sum += weight * libm::log(row.time_ps as f64 / 1e6 / row.work.model_us(rates));
         }

@@ -28,7 +28,7 @@ use crate::machine::{GpuModel, Machine};
 use crate::time::{Duration, Time};
 use moetwin_kernels::routing::RoutingLoad;
 use moetwin_models::{AllToAll, IdVec, RankId};
-use moetwin_runtime::{CommandId, EventId, Program, StreamId};
+use moetwin_runtime::{Action, CommandId, EventId, Program, RankProgram, StreamId};
 use network::{MachineTransport, faster_links};
 
 /// Commands that one simulation may run, over all passes and ranks.
@@ -49,6 +49,8 @@ pub struct HostCosts {
     pub graph_launch: Duration,
     /// Device time that getting one kernel started takes: no command takes less than this for each of its kernels.
     pub graph_node: Duration,
+    /// Device time that a command of a captured graph takes longer because it waits for another stream.
+    pub join: Duration,
 }
 
 /// What a stuck command waits for.
@@ -214,10 +216,17 @@ pub fn simulate_with(
         eager_collective: launch.eager_collective.value,
         graph_launch: launch.graph_launch.value,
         graph_node: launch.graph_node.value,
+        join: own.and_then(|own| own.joins).map_or(Duration::ZERO, |joins| Duration::from_ps(joins.of(chained(program, options)))),
     };
     let faster = faster_links(&machine);
     let mut transport = MachineTransport::new(&machine, &faster, options.backends, memory);
     execute(program, &priced, &gpus, host, options.steps, &mut transport)
+}
+
+/// Whether NCCL's collectives are in the graph of a pass.
+fn chained(program: &Program, options: &SimOptions) -> bool {
+    let collective = |rp: &RankProgram| rp.commands.iter().any(|c| c.action != Action::Compute);
+    options.backends.all_reduce == Library::Nccl && program.ranks.iter().any(|(_, rp)| collective(rp))
 }
 
 /// The GPU of every rank.

@@ -139,6 +139,9 @@ fn check_kernels(machine: &Machine) -> Result<(), FileError> {
         let what = format!("an exchange has two ranks or more, bytes, and a time of 1 to {longest} ps");
         return Err(FileError::value(format!("kernels.exchanges[{i}]"), what));
     }
+    if own.joins.is_some_and(|joins| joins.kernels_ps.max(joins.of(true)) > longest) {
+        return Err(FileError::value("kernels.joins", format!("at most {longest} ps")));
+    }
     match own.rows.iter().position(|r| r.time_ps == 0 || r.time_ps > longest || r.work.kernels.is_empty()) {
         Some(i) => Err(FileError::value(format!("kernels.rows[{i}]"), format!("a row has kernels, and a time of 1 to {longest} ps"))),
         None => Ok(()),

@@ -33,6 +33,21 @@ pub struct CommandRow {
     pub from: String,
 }
 
+/// The same command of every layer and rank.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OpRow {
+    /// Its op.
+    pub op: String,
+    /// The tensor that it writes, without its layer.
+    pub result: String,
+    /// Commands.
+    pub commands: u64,
+    /// Microseconds predicted, the mean.
+    pub predicted_us: f64,
+    /// Microseconds measured, the mean.
+    pub measured_us: f64,
+}
+
 /// A class of commands, mean over ranks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ClassRow {
@@ -73,6 +88,8 @@ pub struct StepRow {
     pub predicted_commands_ms: f64,
     /// Median over the commands of the distance from predicted to measured, as a share of the measured time.
     pub median_error: f64,
+    /// The same with equal commands of all layers taken together: what differs between them is what measuring them differs by.
+    pub median_error_of_ops: f64,
 }
 
 /// Predicted beside measured.
@@ -80,6 +97,8 @@ pub struct StepRow {
 pub struct Comparison {
     /// Commands in both, worst first: by how much time they are off.
     pub rows: Vec<CommandRow>,
+    /// By what they do in a layer, longest first.
+    pub ops: Vec<OpRow>,
     /// By class, longest first.
     pub classes: Vec<ClassRow>,
     /// The step.
@@ -161,7 +180,11 @@ pub fn compare(predicted: &Trace, measured: &Trace) -> Comparison {
     }
     let off = |r: &CommandRow| (r.predicted_us - r.measured_us).abs();
     rows.sort_by(|a, b| off(b).total_cmp(&off(a)).then_with(|| a.command.cmp(&b.command)));
+    let ops = by_op(&rows);
     let step = StepRow {
+        median_error_of_ops: median(
+            ops.iter().filter(|o| o.measured_us > 0.0).map(|o| (o.predicted_us / o.measured_us - 1.0).abs()).collect(),
+        ),
         one_stream_ms: measured.one_stream_ps.map(|ps| ps as f64 / 1e9),
         predicted_commands_ms: added_up_ms(&ours),
         median_error: median(rows.iter().filter(|r| r.measured_us > 0.0).map(|r| (r.predicted_us / r.measured_us - 1.0).abs()).collect()),
@@ -179,7 +202,26 @@ pub fn compare(predicted: &Trace, measured: &Trace) -> Comparison {
     let mut classes: Vec<ClassRow> = classes.into_iter().map(|(class, c)| c.row(class, total)).collect();
     classes.sort_by(|a, b| b.measured_us.total_cmp(&a.measured_us));
     let worst = rows.iter().take(WORST).map(|r| r.command.clone()).collect();
-    Comparison { rows, classes, step, worst, findings, unmatched }
+    Comparison { rows, ops, classes, step, worst, findings, unmatched }
+}
+
+/// Commands by what they do in a layer, longest first.
+fn by_op(rows: &[CommandRow]) -> Vec<OpRow> {
+    let mut all: BTreeMap<(&str, String), Vec<&CommandRow>> = BTreeMap::new();
+    for row in rows {
+        let numbered = |part: &&str| !part.bytes().all(|b| b.is_ascii_digit());
+        let result: Vec<&str> = row.result.split('.').filter(numbered).collect();
+        all.entry((row.op.as_str(), result.join("."))).or_default().push(row);
+    }
+    let one = |((op, result), of): ((&str, String), Vec<&CommandRow>)| {
+        let mean = |us: fn(&CommandRow) -> f64| of.iter().map(|r| us(r)).sum::<f64>() / of.len() as f64;
+        let (predicted_us, measured_us) = (mean(|r| r.predicted_us), mean(|r| r.measured_us));
+        OpRow { op: op.to_owned(), result, commands: of.len() as u64, predicted_us, measured_us }
+    };
+    let mut ops: Vec<OpRow> = all.into_iter().map(one).collect();
+    let whole = |o: &OpRow| o.measured_us * o.commands as f64;
+    ops.sort_by(|a, b| whole(b).total_cmp(&whole(a)).then_with(|| a.result.cmp(&b.result)));
+    ops
 }
 
 /// All commands one after the other, waits for other ranks included, on the rank where they take longest.

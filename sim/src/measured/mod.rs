@@ -10,7 +10,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use compare::{ClassRow, CommandRow, Comparison, StepRow, compare, is_exchange};
+pub use compare::{ClassRow, CommandRow, Comparison, OpRow, StepRow, compare, is_exchange};
 pub use write::{MeasuredCommand, MeasuredRank, measured_trace};
 
 use moetwin_models::OpClass;

@@ -90,6 +90,10 @@ fn the_median_error_is_that_of_commands() {
     errors.sort_by(f64::total_cmp);
     assert!((errors[0] - 0.0).abs() < 1e-9 && (errors[3] - 0.5).abs() < 1e-9, "{errors:?}");
     assert_eq!(found.step.median_error, errors[2]);
+    // Both ranks' commands are one op: 7 of 11 us, and 20 of 20.
+    let ops: Vec<(&str, u64, f64, f64)> = found.ops.iter().map(|o| (o.op.as_str(), o.commands, o.predicted_us, o.measured_us)).collect();
+    assert_eq!(ops, [("all_reduce", 2, 20.0, 20.0), ("add", 2, 7.0, 11.0)]);
+    assert!((found.step.median_error_of_ops - 4.0 / 11.0).abs() < 1e-9);
 }
 
 #[test]

@@ -3,7 +3,9 @@
 //! Commands stand in an order in which one stream can carry out all of them. A *window* is a graph of a few commands in that order between two
 //! stamps; a command's time is by how much a window that ends with it takes longer than the one that ends before it. Windows of neighbouring commands
 //! are replayed in turn, so that clocks and heat are the same for both. Ahead of its first stamp each reads more than a cache holds, so that nothing
-//! of a replay before it is left there, and the ranks meet in it: whatever a graph with collectives costs once is in every window.
+//! of a replay before it is left there, and the ranks meet in it: whatever a graph with collectives costs once is in every window. Behind its commands
+//! each has a kernel that does nothing: what keeps a kernel from beginning while the command before it ends is that command's in every window.
+//! Every command is timed in several windows that begin elsewhere, since how a graph happens to be laid out is worth half a microsecond.
 //!
 //! Inside a window values are whatever memory holds, since what comes before it is left out. That changes no time but that of what follows the
 //! choice of experts, so choices stay as a whole pass made them: integers have places of their own, and routers write elsewhere.
@@ -18,11 +20,13 @@ use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::{BufferId, Place, Program};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Commands ahead of the first that a window is asked about: operands are in the cache as in a pass, and a kernel has one to follow.
 const AHEAD: usize = 4;
-/// Commands that share their windows' beginning.
+/// Commands that share their windows' beginning, and by how much later blocks begin each time all commands are timed once more.
 const BLOCK: usize = 8;
+const SHIFTS: [usize; 3] = [0, 3, 6];
 /// Bytes read ahead of a window: more than the L2 of any GPU of today (126 MB on GB202).
 const READ_BYTES: u64 = 192 << 20;
 /// Threads of a block that reads, and bytes of one's load.
@@ -47,6 +51,17 @@ impl Pinned {
 fn nodes(program: &Program) -> Vec<NodeId> {
     let all = program.ranks.iter().flat_map(|(_, rp)| rp.commands.iter().map(|c| c.id.node));
     all.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// First and end of every block of so many commands, for each shift.
+fn blocks(commands: usize) -> Vec<(usize, usize)> {
+    let of = |shift: usize| {
+        let begins = std::iter::once(0).chain((shift..commands).step_by(BLOCK).filter(|first| *first > 0));
+        let begins: Vec<usize> = begins.collect();
+        let ends: Vec<usize> = begins.iter().skip(1).copied().chain([commands]).collect();
+        begins.into_iter().zip(ends)
+    };
+    SHIFTS.into_iter().flat_map(of).filter(|(first, end)| first < end).collect()
 }
 
 impl<G: Gpu> Rank<G> {
@@ -126,8 +141,9 @@ impl<G: Gpu> Rank<G> {
         // What a first launch loads cannot be loaded in a capture.
         self.read_through()?;
         self.settle()?;
-        for first in (0..all.len()).step_by(BLOCK) {
-            let (begin, end) = (first.saturating_sub(AHEAD), (first + BLOCK).min(all.len()));
+        let rounds = repetitions.div_ceil(SHIFTS.len() as u32);
+        for (first, end) in blocks(all.len()) {
+            let begin = first.saturating_sub(AHEAD);
             let mut graphs = Vec::new();
             for (until, stamp) in (first..=end).zip((0u32..).step_by(2)) {
                 self.gpu.begin_capture()?;
@@ -135,13 +151,14 @@ impl<G: Gpu> Rank<G> {
                 self.meet(loaded, meeting)?;
                 self.gpu.stamp(0, stamp)?;
                 self.issue_chain(loaded, pinned, &all[begin..until])?;
+                self.hold(Duration::ZERO)?;
                 self.gpu.stamp(0, stamp + 1)?;
                 let graph = self.gpu.end_capture()?;
                 self.keep(graph);
                 graphs.push(graph);
             }
             // The first round also uploads the graphs.
-            for round in 0..=repetitions {
+            for round in 0..=rounds {
                 graphs.iter().try_for_each(|graph| self.gpu.replay(*graph))?;
                 self.settle()?;
                 let stamps = (0u32..).step_by(2).take(graphs.len());
@@ -236,6 +253,18 @@ fn gcd(a: u64, b: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_command_is_in_one_block_of_each_shift() {
+        for commands in [0, 1, 3, 7, 8, 9, 50] {
+            let mut counts = vec![0; commands];
+            for (first, end) in blocks(commands) {
+                assert!(end - first <= BLOCK, "{commands}: {first} to {end}");
+                (first..end).for_each(|i| counts[i] += 1);
+            }
+            assert!(counts.iter().all(|n| *n == SHIFTS.len()), "{commands}: {counts:?}");
+        }
+    }
 
     #[test]
     fn drawn_experts_are_distinct_for_a_token_and_as_many_as_the_pool_has() {
