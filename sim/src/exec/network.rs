@@ -215,3 +215,50 @@ fn provenance(prediction: &Prediction) -> Provenance {
     let measured = prediction.provenance.iter().all(|(_, origin, _)| matches!(origin, Origin::Measured | Origin::Spec));
     if measured { Provenance::Interpolated } else { Provenance::Modelled }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::OwnKernels;
+    use crate::time::Time;
+
+    fn all_reduce(machine: &Machine, arrivals_us: &[u64], bytes: u64) -> (Vec<u64>, Provenance) {
+        let backends = Backends { all_reduce: Library::Nccl, all_to_all: AllToAll::None, nccl_graph: GraphMode::Detected };
+        let (faster, mut memory) = (faster_links(machine), ExchangeMemory::default());
+        let mut transport = MachineTransport::new(machine, &faster, backends, &mut memory);
+        let gpus: Vec<usize> = (0..arrivals_us.len()).collect();
+        let arrivals: Vec<Time> = arrivals_us.iter().map(|us| Time::ZERO + Duration::from_us(*us)).collect();
+        let op = Op::AllReduce { axis: moetwin_models::Axis::Tp };
+        let found = transport.carry(&Exchange { op: &op, gpus: &gpus, arrivals: &arrivals, message_bytes: bytes }).unwrap();
+        (found.ends.iter().map(|e| e.since(Time::ZERO).as_ps()).collect(), found.provenance)
+    }
+
+    #[test]
+    fn what_was_measured_of_an_exchange_is_what_it_takes() {
+        let plain = crate::machine::find("8x-h200-sxm").unwrap();
+        let row = |bytes, time_us: u64, peer_access| OwnExchange {
+            op: CollectiveOp::AllReduce,
+            library: Library::Nccl,
+            ranks: 2,
+            peer_access,
+            bytes,
+            time_ps: Duration::from_us(time_us).as_ps(),
+        };
+        let exchanges = vec![row(1 << 14, 9, true), row(1 << 18, 30, true), row(1 << 14, 70, false)];
+        let machine = Machine { kernels: Some(OwnKernels { exchanges, ..OwnKernels::default() }), ..plain.clone() };
+        let close = |ps: u64, us: f64| (ps as f64 / 1e6 - us).abs() < 0.01;
+        let (ends, known) = all_reduce(&machine, &[0, 0], 1 << 14);
+        assert!(ends.iter().all(|e| *e <= 9_010_000) && ends.iter().any(|e| close(*e, 9.0)) && known == Provenance::Measured, "{ends:?}");
+        // The last to come transfers as long; how long the first waits is not stretched.
+        let (late, _) = all_reduce(&machine, &[0, 50], 1 << 14);
+        assert!(late.iter().any(|e| close(*e, 59.0)) && late.iter().all(|e| *e <= 59_010_000), "{late:?}");
+        // Between sizes the quotient lies between, beyond them it is the nearest; without peer access other rows hold.
+        let quotient = |bytes| all_reduce(&machine, &[0, 0], bytes).0[0] as f64 / all_reduce(&plain, &[0, 0], bytes).0[0] as f64;
+        let (low, between, high) = (quotient(1 << 14), quotient(1 << 16), quotient(1 << 18));
+        assert!((between - (low + high) / 2.0).abs() < 0.01 && (quotient(1 << 20) - high).abs() < 0.01, "{low} {between} {high}");
+        let through_host = machine.clone().with_peer_access(false);
+        assert!(all_reduce(&through_host, &[0, 0], 1 << 14).0.iter().any(|e| close(*e, 70.0)));
+        // Of three ranks nothing was measured.
+        assert_eq!(all_reduce(&machine, &[0, 0, 0], 1 << 14), all_reduce(&plain, &[0, 0, 0], 1 << 14));
+    }
+}
