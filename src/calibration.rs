@@ -154,7 +154,7 @@ pub(crate) fn kernel_rows<H: Host>(
                 let key = executor.prepare(program.clone()).map_err(running)?;
                 // How many experts are hit decides what they take, and follows from more than how many tokens there are.
                 let choices = CHOICES[nth % CHOICES.len()];
-                let often = Repetitions { replays: 8, eager: 0, windows: 12, choices };
+                let often = Repetitions { replays: 8, eager: 0, windows: 8, choices };
                 let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
                 found.rows.extend(times.iter().flat_map(|t| rows_of(&program, t, points)));
                 if choices == Choices::Routed {

@@ -109,6 +109,8 @@ extern "C" __global__ void argmax(const bf16* logits, int* ids, int n) {
     __shared__ int best_index[WARP];
     float value = -INF;
     int index = 0x7fffffff;
+    // One logit that is no finite number says that the others are not to be trusted either.
+    bool wrong = false;
     // A thread sees ascending indices, so the first of equals stays.
     if (n % 8 == 0)
         for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
@@ -116,11 +118,15 @@ extern "C" __global__ void argmax(const bf16* logits, int* ids, int n) {
             load8(logits + (size_t)blockIdx.x * n + i, v);
 #pragma unroll
             for (int j = 0; j < 8; ++j)
+            {
+                wrong |= !(fabsf(v[j]) < INF);
                 if (v[j] > value) { value = v[j]; index = i + j; }
+            }
         }
     else
         for (int i = threadIdx.x; i < n; i += blockDim.x) {
             const float v = f32(logits[(size_t)blockIdx.x * n + i]);
+            wrong |= !(fabsf(v) < INF);
             if (v > value) { value = v; index = i; }
         }
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
@@ -129,10 +135,10 @@ extern "C" __global__ void argmax(const bf16* logits, int* ids, int n) {
         if (v > value || (v == value && i < index)) { value = v; index = i; }
     }
     if (threadIdx.x % WARP == 0) { best_value[threadIdx.x / WARP] = value; best_index[threadIdx.x / WARP] = index; }
-    __syncthreads();
+    wrong = __syncthreads_or(wrong);
     if (threadIdx.x == 0) {
         for (int w = 1; w < blockDim.x / WARP; ++w)
             if (best_value[w] > value || (best_value[w] == value && best_index[w] < index)) { value = best_value[w]; index = best_index[w]; }
-        ids[blockIdx.x] = index == 0x7fffffff ? -1 : index;
+        ids[blockIdx.x] = wrong ? -1 : index;
     }
 }

@@ -102,7 +102,7 @@ fn one_way<H: Host>(
         };
         program.ranks.ids().try_for_each(|rank| executor.load(&program, rank, &weights)).map_err(running)?;
         let key = executor.prepare(program.clone()).map_err(running)?;
-        let often = Repetitions { replays: 8, eager: 0, windows: 16, choices: Choices::Routed };
+        let often = Repetitions { replays: 8, eager: 0, windows: 12, choices: Choices::Routed };
         let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
         rows.extend(rows_of(&program, &times, ways, library, points.seed));
         if library == Library::Nccl {

@@ -213,7 +213,7 @@ fn all_reduces(ranks: u32, sizes: &[u64]) -> Result<Exchanges, Failure> {
 fn exchanges_only(args: &CalibrateArgs) -> Result<Outcome, Failure> {
     let begin = Instant::now();
     let asked = Asked::of(args, begin)?;
-    let ranks = u32::try_from(gpus_at_hand(2, None)?).unwrap_or(2);
+    let ranks = u32::try_from(gpus_at_hand(2, None)?.len()).unwrap_or(2);
     let exchanges = all_reduces(ranks, &args.exchanges)?;
     let (mut rows, mut left) = (Vec::new(), Vec::new());
     asked.exchanges(Ways { ranks, peer_access: false, one_shot: false }, &mut rows, &mut left, &mut Vec::new())?;
@@ -268,7 +268,7 @@ fn on_gpus(args: &CalibrateArgs) -> Result<Outcome, Failure> {
     let begin = Instant::now();
     let file = args.out.as_deref().map(|path| NewFile::plan("--out", path)).transpose()?;
     let mut asked = Asked::of(args, begin)?;
-    let found = gpus_at_hand(1, None)?;
+    let found = gpus_at_hand(1, None)?.len();
     let conditions = Conditions::here(&Deployment::default());
     let wires = match &args.machine {
         Some(name) => name.clone(),

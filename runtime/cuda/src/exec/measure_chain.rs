@@ -27,6 +27,8 @@ const AHEAD: usize = 4;
 /// Commands that share their windows' beginning, and by how much later blocks begin each time all commands are timed once more.
 const BLOCK: usize = 8;
 const SHIFTS: [usize; 3] = [0, 3, 6];
+/// Least replays of a window for one more shift to be worth its graphs.
+const LEAST_ROUNDS: u32 = 4;
 /// Bytes read ahead of a window: more than the L2 of any GPU of today (126 MB on GB202).
 const READ_BYTES: u64 = 192 << 20;
 /// Threads of a block that reads, and bytes of one's load.
@@ -53,15 +55,15 @@ fn nodes(program: &Program) -> Vec<NodeId> {
     all.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// First and end of every block of so many commands, for each shift.
-fn blocks(commands: usize) -> Vec<(usize, usize)> {
+/// First and end of every block of so many commands, for each of the first shifts.
+fn blocks(commands: usize, shifts: usize) -> Vec<(usize, usize)> {
     let of = |shift: usize| {
         let begins = std::iter::once(0).chain((shift..commands).step_by(BLOCK).filter(|first| *first > 0));
         let begins: Vec<usize> = begins.collect();
         let ends: Vec<usize> = begins.iter().skip(1).copied().chain([commands]).collect();
         begins.into_iter().zip(ends)
     };
-    SHIFTS.into_iter().flat_map(of).filter(|(first, end)| first < end).collect()
+    SHIFTS.into_iter().take(shifts).flat_map(of).filter(|(first, end)| first < end).collect()
 }
 
 impl<G: Gpu> Rank<G> {
@@ -141,8 +143,9 @@ impl<G: Gpu> Rank<G> {
         // What a first launch loads cannot be loaded in a capture.
         self.read_through()?;
         self.settle()?;
-        let rounds = repetitions.div_ceil(SHIFTS.len() as u32);
-        for (first, end) in blocks(all.len()) {
+        let shifts = (repetitions / LEAST_ROUNDS).clamp(1, SHIFTS.len() as u32);
+        let rounds = repetitions.div_ceil(shifts);
+        for (first, end) in blocks(all.len(), shifts as usize) {
             let begin = first.saturating_sub(AHEAD);
             let mut graphs = Vec::new();
             for (until, stamp) in (first..=end).zip((0u32..).step_by(2)) {
@@ -258,7 +261,7 @@ mod tests {
     fn every_command_is_in_one_block_of_each_shift() {
         for commands in [0, 1, 3, 7, 8, 9, 50] {
             let mut counts = vec![0; commands];
-            for (first, end) in blocks(commands) {
+            for (first, end) in blocks(commands, SHIFTS.len()) {
                 assert!(end - first <= BLOCK, "{commands}: {first} to {end}");
                 (first..end).for_each(|i| counts[i] += 1);
             }
