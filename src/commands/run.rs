@@ -102,7 +102,7 @@ pub(crate) struct RunArgs {
     /// Measure only this rank of the deployment, on one GPU; needs --backend cuda and --synthetic
     #[arg(long, value_name = "R")]
     only_rank: Option<u32>,
-    /// Measure a decode step on a cache that no prompt filled, and generate nothing; needs --backend cuda and --synthetic
+    /// Measure a decode step on a cache that no prompt filled; for made-up weights on GPUs
     #[arg(long, conflicts_with_all = ["max_tokens", "dump", "record_routing", "inject", "ep_capacity"])]
     no_prompt: bool,
     /// With --only-rank: microseconds that each collective takes
