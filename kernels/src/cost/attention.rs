@@ -177,6 +177,17 @@ pub(super) fn absorb(local: &Local<'_>) -> CostFacts {
     }
 }
 
+/// Bytes that linear attention keeps of a sequence on one rank: a matrix for each value head, and the last inputs of the convolution. 0 for
+/// other ops.
+pub(super) fn state_bytes(local: &Local<'_>) -> u64 {
+    let Op::LinearAttention { key_dim, value_dim, conv_width, .. } = &local.node.op else { return 0 };
+    let (key_dim, value_dim) = (u64::from(*key_dim), u64::from(*value_dim));
+    let heads = local.output(0).cols() / value_dim.max(1);
+    let state = product(&[heads, key_dim, value_dim, STATE_ELEMENT_BYTES]);
+    let inputs = product(&[local.input(2).rows(), u64::from(*conv_width).saturating_sub(1), local.input(0).tensor.dtype.bytes()]);
+    total([state, inputs])
+}
+
 /// Linear attention and the sparse indexer.
 pub(super) fn other(local: &Local<'_>) -> CostFacts {
     let streamed = local.streamed();
@@ -186,9 +197,7 @@ pub(super) fn other(local: &Local<'_>) -> CostFacts {
             let (key_dim, value_dim) = (u64::from(*key_dim), u64::from(*value_dim));
             let heads = local.output(0).cols() / value_dim.max(1);
             let conv_channels = local.input(2).rows();
-            let state = heads * key_dim * value_dim * STATE_ELEMENT_BYTES;
-            let conv_state = conv_channels * u64::from(*conv_width).saturating_sub(1) * local.input(0).tensor.dtype.bytes();
-            let states = product(&[t.batch, state + conv_state]);
+            let states = product(&[t.batch, state_bytes(local)]);
             // Gated delta rule: decay, the key's old value, the update and the query's read, each one multiply-add of the state.
             let flops = product(&[t.tokens, 4 * 2 * heads * key_dim * value_dim + 2 * conv_channels * u64::from(*conv_width)]);
             let (read_bytes, write_bytes) = (total([streamed.read_bytes, states]), total([streamed.write_bytes, states]));
