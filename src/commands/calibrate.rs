@@ -38,8 +38,8 @@ Examples:
   moetwin calibrate --model kimi-k2.5 qwen3-30b-a3b --out my.json
 
 Without --from and --report the GPUs here are measured: launches, copies, all-reduces of 8 KB to 128 MB over all GPUs, in a graph and not, with
-peer access and without, with one rank late; the exchanges that steps of --model make over all GPUs; and every kernel of its first layers at each of
---batches and --contexts, on rank 0 of each of --splits. The machine file that is written says when, on what GPU and with which versions, and `sim` and `compare` price with it. --machine gives
+peer access and without, with one rank late; the exchanges that steps of --model make over all GPUs; and every kernel of its first layers at every
+batch and context, on rank 0 of every split. The machine file that is written says when, on what GPU and with which versions, and `sim` and `compare` price with it. --machine gives
 the wires and whatever is not measured; by default the built-in machine with such GPUs.
 
 A log is the output of nccl-tests, or a table of the same times. What it does not say of itself is told behind its name: \
