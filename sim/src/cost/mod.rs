@@ -8,6 +8,7 @@ pub mod catalog;
 mod experts;
 mod gemm;
 pub mod import;
+pub mod imported;
 mod interpolate;
 mod left_out;
 mod own;
@@ -18,6 +19,7 @@ pub mod table;
 mod tables;
 
 pub use catalog::Kernels;
+pub use imported::{ImportedSet, ImportedTables};
 pub use left_out::render_left_out;
 pub use own::{OwnError, OwnJoins, OwnKernels, OwnRow, OwnWork};
 pub use own_exchange::{OwnExchange, medians, quotient_at};
