@@ -1,5 +1,5 @@
 // Routed experts whose weights are stored in int4.
-#include "experts.cuh"
+#include "experts_staged.cuh"
 
 // Blocks that share a multiprocessor where one token tile is enough: as many as registers allow without spills.
 #if __CUDA_ARCH__ >= 1200
@@ -15,3 +15,11 @@ DOWN(int4, 1, INT4_BLOCKS, INT4_PARAMS, INT4_EXPERTS)
 DOWN(int4, 2, 1, INT4_PARAMS, INT4_EXPERTS)
 DOWN(int4, 4, 1, INT4_PARAMS, INT4_EXPERTS)
 SINGLE(int4, INT4_BLOCKS, INT4_PARAMS, INT4_EXPERTS)
+
+// A tile of tokens has few sums here, so that three blocks fit by registers; SM120 has shared memory for one.
+GATE_UP_STAGED(int4, 1, 3, INT4_PARAMS, INT4_STAGED)
+GATE_UP_STAGED(int4, 2, 3, INT4_PARAMS, INT4_STAGED)
+GATE_UP_STAGED(int4, 4, 2, INT4_PARAMS, INT4_STAGED)
+DOWN_STAGED(int4, 1, 3, INT4_PARAMS, INT4_STAGED)
+DOWN_STAGED(int4, 2, 3, INT4_PARAMS, INT4_STAGED)
+DOWN_STAGED(int4, 4, 2, INT4_PARAMS, INT4_STAGED)

@@ -8,6 +8,7 @@ use crate::measurement::{ClassJson, Conditions, Measured};
 use crate::output::{self, NewFile};
 use crate::prompt;
 use crate::resolve::{self, Place};
+use crate::scenario::routing;
 use clap::{Args, ValueEnum};
 use moetwin::cuda::exec::inject::Injection;
 use moetwin::cuda::exec::{AllReduceBackend, CudaExecutor, CudaOptions};
@@ -17,7 +18,7 @@ use moetwin::kernels::launch::Tuning;
 use moetwin::models::{AllToAll, Deployment, ModelSpec, RankId};
 use moetwin::runtime::builtin;
 use moetwin::runtime::text::{Sampler, TextError, TextModel, stop_tokens};
-use moetwin::runtime::weights::{CheckpointWeights, Layers, SyntheticWeights, WeightSource, first_layers};
+use moetwin::runtime::weights::{CheckpointWeights, Layers, SyntheticWeights, UnroutableModel, WeightSource, first_layers};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -267,6 +268,10 @@ fn refuse_flags(args: &RunArgs) -> Result<(), Failure> {
         let error = InputError::new("--collective-delay", "is what stands in for a collective with --only-rank, in microseconds");
         return Err(error.value(delay.to_string()).accepted(["0 to 1000000, with --only-rank R"]).into());
     }
+    if d.routing.is_some() && !args.synthetic {
+        let error = InputError::new("--routing", "is what made-up weights are made for; of a checkpoint its router decides");
+        return Err(error.accepted(["--synthetic --routing R"]).into());
+    }
     if let Some(trace) = &args.trace
         && args.backend == Backend::Cpu
     {
@@ -289,7 +294,6 @@ fn without_effect(args: &DeploymentArgs, backend: Backend) -> Vec<&'static str> 
         ("--p2p", args.p2p.is_some()),
         ("--allreduce", args.allreduce.is_some() && backend == Backend::Cpu),
         ("--nccl-graph", args.nccl_graph.is_some()),
-        ("--routing", args.routing.is_some()),
         ("--kv-dtype", args.kv_dtype.is_some()),
     ];
     given.into_iter().filter(|(_, given)| *given).map(|(flag, _)| flag).collect()
@@ -422,7 +426,7 @@ fn slice_of(args: &RunArgs, rank: RankId, deployment: Deployment, launcher: Opti
     };
     let mut of = conditions(args, name, &deployment);
     of.collective_delay_us = Some(args.collective_delay);
-    let weights = SyntheticWeights::new(&spec, args.deployment.seed);
+    let weights = made_up(args, &spec)?;
     let slice = Slice { spec: &spec, weights: &weights, deployment, step, rank, seed: args.deployment.seed, conditions: of };
     let tuning = tuning(args)?;
     let open = |capacity| {
@@ -503,9 +507,18 @@ fn prompts(args: &RunArgs, spec: &ModelSpec, text: Option<&TextPrompt<'_>>) -> R
     Ok(prompts)
 }
 
+/// Weights drawn by the seed, under which tokens choose experts as `--routing` says.
+fn made_up(args: &RunArgs, spec: &ModelSpec) -> Result<SyntheticWeights, Failure> {
+    let weights = SyntheticWeights::new(spec, args.deployment.seed);
+    let Some(asked) = &args.deployment.routing else { return Ok(weights) };
+    let distribution = routing(Some(asked), spec)?;
+    let refused = |e: UnroutableModel| InputError::new("--routing", e.to_string()).accepted(["uniform", "no --routing"]).into();
+    weights.with_routing(spec, &distribution).map_err(refused)
+}
+
 fn weights(args: &RunArgs, name: &str, place: &Place, spec: &ModelSpec) -> Result<Box<dyn WeightSource>, Failure> {
     if args.synthetic {
-        return Ok(Box::new(SyntheticWeights::new(spec, args.deployment.seed)));
+        return Ok(Box::new(made_up(args, spec)?));
     }
     let layers = if args.layers.is_some() { Layers::First } else { Layers::All };
     let opened = match place {

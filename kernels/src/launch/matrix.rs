@@ -30,6 +30,12 @@ const CLUSTER: u64 = 4;
 const TILE: u64 = 64;
 const TILED_BLOCK: u32 = 128;
 const TILED_SHARED_BYTES: u64 = 3 * 2 * TILE * TILE * 2;
+/// Threads of a warpgroup, stages of two tiles, and blocks of a cluster of Hopper's kernel (linear_hopper.cu).
+const HOPPER_GROUP: u32 = 128;
+const HOPPER_STAGES: u64 = 4;
+const HOPPER_CLUSTER: u64 = 8;
+/// Columns of token rows in a buffer of the staged experts, times tiles of tokens (`Staged` in experts_staged.cuh).
+const STAGED_COLS: u64 = 512;
 /// Most pairs that one block sorts in shared memory, and most experts (`BLOCK` in route.cu).
 const LISTED_PAIRS: u64 = 4096;
 const LISTED_EXPERTS: u64 = 1024;
@@ -83,6 +89,19 @@ fn parts_of(storage: Storage, steps: u64, tiles: u64) -> u64 {
     [1, 2, 4].into_iter().find(|p| (least..most).contains(p) && tiles * p >= FULL_WARPS).unwrap_or(most)
 }
 
+/// Shared memory of the staged experts for units of `tokens` tiles of tokens (`Staged` in experts_staged.cuh).
+fn staged_bytes(storage: Storage, tokens: u64) -> u64 {
+    let (stages, size, step, tiles): (u64, u64, u64, u64) = match storage {
+        Storage::Int4 { .. } => (5, 1152, 128, tokens),
+        _ => (3, 2048, 64, tokens),
+    };
+    let chunk = STAGED_COLS / (tiles * step);
+    let buffers = (stages - 1).div_ceil(chunk) + 1;
+    // For INT4 what sums begin with: four floats for every piece of 32 columns, tile and quarter of a warp.
+    let offsets = if matches!(storage, Storage::Int4 { .. }) { chunk * step / 32 } else { 1 };
+    u64::from(WARPS) * stages * size + buffers * TILE_TOKENS * tiles * (2 * chunk * step + 64) + offsets * tiles * 4 * 16
+}
+
 /// As many warps as leave each of them `least` steps.
 fn most_parts(steps: u64, least: u64) -> u64 {
     [8, 4, 2].into_iter().find(|p| steps >= p * least).unwrap_or(1)
@@ -127,6 +146,12 @@ impl Plan<'_> {
         }
         let plain = matches!(storage, Storage::Rows(_));
         if plain && p.rows > 2 * TILE_TOKENS {
+            // What is offered to a matrix library is neither in float nor by heads.
+            if self.tuning.is_hopper() && p.rows <= TILE && !p.cached && (f32_out || p.batch > 1) {
+                let split = p.n.div_ceil(TILE) * p.batch < FEW_BLOCKS && p.k >= 2 * HOPPER_CLUSTER * TILE;
+                let kernel = if split { "linear_hopper_split" } else { "linear_hopper" };
+                return self.hopper_product(p, kernel, operands, f32_out, &[]);
+            }
             return self.tiled(p, operands, f32_out);
         }
         let steps = p.k.div_ceil(step_of(storage));
@@ -160,6 +185,27 @@ impl Plan<'_> {
         }
         let wide = if split { blocks * CLUSTER } else { blocks };
         self.grid("linear.cu", kernel, [wide, across, p.batch], BLOCK, 0, args)
+    }
+
+    /// A product on Hopper's warpgroup products (linear_hopper.cu); `extra` follows the arguments of all products.
+    pub(super) fn hopper_product(
+        &mut self,
+        p: &Product,
+        kernel: &'static str,
+        operands: [Arg; 3],
+        f32_out: bool,
+        extra: &[Arg],
+    ) -> Result<(), LaunchError> {
+        let mut args = self.product_args(p, operands, 1, f32_out)?;
+        args.extend_from_slice(extra);
+        let (groups, cluster) = match kernel {
+            "linear_hopper_split" => (1, HOPPER_CLUSTER),
+            "linear_hopper" => (1, 1),
+            _ => (2, 1),
+        };
+        let blocks = [p.n.div_ceil(TILE * groups) * cluster, p.rows.div_ceil(TILE), p.batch];
+        let shared = HOPPER_STAGES * (groups + 1) * TILE * TILE * 2;
+        self.grid("linear_hopper.cu", kernel, blocks, HOPPER_GROUP * groups as u32, shared, args)
     }
 
     /// A product of many token rows: both operands in tiles.
@@ -201,7 +247,7 @@ impl Plan<'_> {
         let (rows, hidden) = self.matrix_out(0)?;
         let (_, topk) = self.matrix(self.node.inputs[1])?;
         let down = self.graph.local_shape(self.node.inputs[4], self.rank)?;
-        let e = ExpertsPlan {
+        let mut e = ExpertsPlan {
             rows,
             hidden,
             topk,
@@ -213,6 +259,7 @@ impl Plan<'_> {
             // Where the intermediate dimension is cut, one rank adds the bias of down.
             down_biased: self.node.inputs.len() > 5 && self.graph.deployment.axis_index(Axis::MoeTp, self.rank) == 0,
             f32_out: element_of(self.graph, self.node.outputs[0]) == Element::F32,
+            least_tokens: 1,
         };
         if e.pairs == 0 {
             return Ok(());
@@ -225,6 +272,10 @@ impl Plan<'_> {
         }
         if rows == 1 {
             return self.experts_single(&e, activation, storages, h);
+        }
+        let forms = [self.up_form(&e, storages[0]), self.down_form(&e, storages[1])];
+        if storages.iter().zip(forms).any(|(s, (_, staged))| staged && matches!(s, Storage::Rows(_))) {
+            e.least_tokens = 2;
         }
         let offsets = self.scratch(4 * (e.local + 1));
         let active = self.scratch(4 * (e.units() + 1));
@@ -245,9 +296,7 @@ impl Plan<'_> {
         self.grid("route.cu", kernel, [1, 1, 1], LISTED_EXPERTS as u32, if small { 4 * e.pairs } else { 0 }, args)?;
         let lists = [offsets, list, active];
         self.gate_up(&e, activation, storages[0], Some(&lists), h.clone())?;
-        let steps = e.inter.div_ceil(step_of(storages[1]));
-        let parts = self.expert_parts(&e, storages[1]);
-        let parts = parts.unwrap_or_else(|| parts_of(storages[1], steps, e.hidden.div_ceil(TILE_ROWS) * e.active()));
+        let (parts, staged) = forms[1];
         let mut args = vec![h];
         args.extend(self.weights(storages[1], self.node.inputs[4], 4)?);
         args.push(if e.down_biased { Arg::Input(6) } else { Arg::Null });
@@ -260,6 +309,11 @@ impl Plan<'_> {
             self.int(parts, "parts")?,
         ]);
         let kernel = match (storages[1], e.tokens()) {
+            (Storage::Rows(_), 2) if staged => "experts_down_bf16_staged_2",
+            (Storage::Rows(_), _) if staged => "experts_down_bf16_staged_4",
+            (Storage::Int4 { .. }, 1) if staged => "experts_down_int4_staged_1",
+            (Storage::Int4 { .. }, 2) if staged => "experts_down_int4_staged_2",
+            (Storage::Int4 { .. }, _) if staged => "experts_down_int4_staged_4",
             (Storage::Rows(_), 1) => "experts_down_bf16_1",
             (Storage::Rows(_), 2) => "experts_down_bf16_2",
             (Storage::Rows(_), _) => "experts_down_bf16_4",
@@ -271,13 +325,27 @@ impl Plan<'_> {
             (Storage::Fp8 { .. }, _) => "experts_down_fp8_4",
         };
         let blocks = e.hidden.div_ceil(TILE_ROWS).div_ceil(u64::from(WARPS) / parts);
-        self.grid(experts_source(storages[1]), kernel, [blocks, e.units(), 1], BLOCK, 0, args)?;
+        let shared = if staged { staged_bytes(storages[1], e.tokens()) } else { 0 };
+        self.grid(experts_source(storages[1]), kernel, [blocks, e.units(), 1], BLOCK, shared, args)?;
         self.experts_sum(&e, y)
     }
 
-    /// Warps that share a tile of an experts' product, where that was measured.
-    fn expert_parts(&self, e: &ExpertsPlan, storage: Storage) -> Option<u64> {
-        self.tuning.parts(&Asked { op: "experts", storage, n: e.inter, k: e.hidden, rows: e.rows })
+    /// Warps that share a tile of an experts' product, and whether its token rows are staged: where every warp has a tile of its own. Rows that
+    /// are read at once by all of them are then read once.
+    fn expert_form(&self, e: &ExpertsPlan, storage: Storage, steps: u64, tiles: u64) -> (u64, bool) {
+        let measured = self.tuning.parts(&Asked { op: "experts", storage, n: e.inter, k: e.hidden, rows: e.rows });
+        let many = e.rows > 1 && tiles >= FULL_WARPS;
+        let parts = measured.unwrap_or_else(|| if many { 1 } else { parts_of(storage, steps, tiles) });
+        let stages = matches!(storage, Storage::Rows(_) | Storage::Int4 { .. });
+        (parts, parts == 1 && e.rows > 1 && stages)
+    }
+
+    fn up_form(&self, e: &ExpertsPlan, storage: Storage) -> (u64, bool) {
+        let active = if e.rows > 1 { e.active() } else { e.topk };
+        self.expert_form(e, storage, e.hidden.div_ceil(step_of(storage)), e.inter.div_ceil(FUSED_COLS) * active)
+    }
+    fn down_form(&self, e: &ExpertsPlan, storage: Storage) -> (u64, bool) {
+        self.expert_form(e, storage, e.inter.div_ceil(step_of(storage)), e.hidden.div_ceil(TILE_ROWS) * e.active())
     }
 
     /// Gate, up and the activation of the listed pairs, or of one token's choices.
@@ -289,9 +357,7 @@ impl Plan<'_> {
         lists: Option<&[Arg; 3]>,
         h: Arg,
     ) -> Result<(), LaunchError> {
-        let active = if lists.is_some() { e.active() } else { e.topk };
-        let parts = self.expert_parts(e, storage);
-        let parts = parts.unwrap_or_else(|| parts_of(storage, e.hidden.div_ceil(step_of(storage)), e.inter.div_ceil(FUSED_COLS) * active));
+        let (parts, staged) = self.up_form(e, storage);
         let mut args = vec![Arg::Input(0)];
         args.extend(self.weights(storage, self.node.inputs[3], 3)?);
         args.push(if e.biased { Arg::Input(5) } else { Arg::Null });
@@ -312,6 +378,11 @@ impl Plan<'_> {
         args.extend(activation_args(activation));
         let tokens = if lists.is_some() { e.tokens() } else { 1 };
         let kernel = match (storage, tokens) {
+            (Storage::Rows(_), 2) if staged => "experts_gate_up_bf16_staged_2",
+            (Storage::Rows(_), _) if staged => "experts_gate_up_bf16_staged_4",
+            (Storage::Int4 { .. }, 1) if staged => "experts_gate_up_int4_staged_1",
+            (Storage::Int4 { .. }, 2) if staged => "experts_gate_up_int4_staged_2",
+            (Storage::Int4 { .. }, _) if staged => "experts_gate_up_int4_staged_4",
             (Storage::Rows(_), 1) => "experts_gate_up_bf16_1",
             (Storage::Rows(_), 2) => "experts_gate_up_bf16_2",
             (Storage::Rows(_), _) => "experts_gate_up_bf16_4",
@@ -324,7 +395,8 @@ impl Plan<'_> {
         };
         let y = if lists.is_some() { e.units() } else { e.topk };
         let blocks = e.inter.div_ceil(FUSED_COLS).div_ceil(u64::from(WARPS) / parts);
-        self.grid(experts_source(storage), kernel, [blocks, y, 1], BLOCK, 0, args)
+        let shared = if staged { staged_bytes(storage, tokens) } else { 0 };
+        self.grid(experts_source(storage), kernel, [blocks, y, 1], BLOCK, shared, args)
     }
 
     /// One token: its choices are the list, and down sums them.
@@ -410,6 +482,8 @@ struct ExpertsPlan {
     biased: bool,
     down_biased: bool,
     f32_out: bool,
+    /// Fewest token tiles of a unit: two for plain rows, whose staged kernels compute only tiles with tokens.
+    least_tokens: u64,
 }
 
 impl ExpertsPlan {
@@ -425,6 +499,6 @@ impl ExpertsPlan {
     /// Token tiles of a unit of work: enough for twice the mean of tokens that an expert gets; more tokens are further units.
     fn tokens(&self) -> u64 {
         let mean = self.pairs.div_ceil(self.local.max(1));
-        [1, 2].into_iter().find(|t| 2 * mean <= t * TILE_TOKENS).unwrap_or(4)
+        [1, 2].into_iter().filter(|t| *t >= self.least_tokens).find(|t| 2 * mean <= t * TILE_TOKENS).unwrap_or(4)
     }
 }
