@@ -22,7 +22,7 @@ mod speculation;
 mod sweep;
 mod table;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use commands::Command;
 use error::{Failure, Outcome};
 use std::process::ExitCode;
@@ -51,7 +51,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match numbers(Cli::command()).try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(e) => {
             let code = if e.use_stderr() { 2 } else { 0 };
@@ -72,4 +72,9 @@ fn main() -> ExitCode {
             }
         }
     }
+}
+
+/// `-1` behind a flag is its value, so that the refusal names the flag and what it takes.
+fn numbers(command: clap::Command) -> clap::Command {
+    command.mut_args(|arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg }).mut_subcommands(numbers)
 }

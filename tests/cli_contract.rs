@@ -172,3 +172,16 @@ fn check_reads_logs_and_machines() {
     assert!(both.out.contains("Memory of the fullest GPU"), "{}", both.out);
     fs::remove_dir_all(&dir).ok();
 }
+
+/// A negative number is taken as a flag's value, so that the refusal names the flag.
+#[test]
+fn negative_numbers_are_refused_by_the_flag_they_are_given_to() {
+    for (line_of, words) in [
+        ("sim --batch -1", &["--batch", "-1"][..]),
+        ("sim --context -5", &["--context", "-5"]),
+        ("collective --sizes -1", &["--sizes", "-1"]),
+        ("run --prompt-ids -1", &["--prompt-ids", "-1"]),
+    ] {
+        line(line_of).refused(words);
+    }
+}

@@ -31,8 +31,8 @@ __device__ __forceinline__ u32 acquire_load(const u32* p) {
 }
 
 // Every block tells its twin on every rank that it has come to `epoch`, and waits for theirs. A peer that does not come within `bound`
-// nanoseconds, or a stop by the host, ends the wait: nothing on the device waits for ever.
-__device__ __forceinline__ void meet(const Peers* peers, Control* control, Fault* fault, int command, int rank, int ranks, u32 epoch, u64 bound) {
+// nanoseconds ends the wait, and so does the host, by a word of its own memory: nothing on the device waits for ever.
+__device__ __forceinline__ void meet(const Peers* peers, Control* control, const u32* stop, Fault* fault, int command, int rank, int ranks, u32 epoch, u64 bound) {
     __syncthreads();
     if (threadIdx.x < ranks) {
         const u32 slot = blockIdx.x * MAX_RANKS;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void meet(const Peers* peers, Control* control, Fault
             if (polls % 256 != 255) continue;
             asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
             if (begin == 0) begin = now;
-            if (now - begin > bound || acquire_load(&control->stop)) {
+            if (now - begin > bound || acquire_load(&control->stop) || acquire_load(stop)) {
                 report(fault, LATE, command, threadIdx.x, 0);
                 // The calls behind this one would wait as long, for nothing.
                 control->stop = 1;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void meet(const Peers* peers, Control* control, Fault
 // out = the sum over ranks, in rank order, in f32, rounded once. Each rank stages its operand in its own window and reads everybody's. The
 // halves take turns, so that a rank may be one call ahead: nobody comes to call e + 1 before it has ended call e, and nobody writes a half
 // again before everybody has come to the call between. One epoch counts the calls, whatever their grids.
-extern "C" __global__ void all_reduce_one_shot(const bf16* in, bf16* out, const Peers* peers, Control* control, Fault* fault, int command, int rank, int ranks, u64 n,
+extern "C" __global__ void all_reduce_one_shot(const bf16* in, bf16* out, const Peers* peers, Control* control, const u32* stop, Fault* fault, int command, int rank, int ranks, u64 n,
                                                u64 capacity, u64 bound) {
     take_turn();
     const u32 epoch = *(volatile u32*)&control->epoch + 1;
@@ -65,7 +65,7 @@ extern "C" __global__ void all_reduce_one_shot(const bf16* in, bf16* out, const 
     bf16* staged = peers->staged[rank] + half;
     for (u64 i = start; i < whole; i += step) reinterpret_cast<uint4*>(staged)[i] = reinterpret_cast<const uint4*>(in)[i];
     for (u64 i = whole * 8 + start; i < n; i += step) staged[i] = in[i];
-    meet(peers, control, fault, command, rank, ranks, epoch, bound);
+    meet(peers, control, stop, fault, command, rank, ranks, epoch, bound);
     for (u64 i = start; i < whole; i += step) {
         float sum[8] = {}, v[MAX_RANKS][8];
 #pragma unroll

@@ -104,6 +104,47 @@ fn a_rank_that_does_not_come_to_the_kernel_is_the_one_to_blame() {
 }
 
 #[test]
+fn an_abort_ends_waits_of_kernels_whatever_their_ranks_threads_are_stuck_in() {
+    // Its thread never comes back from the call, so it cannot tell its own kernels.
+    let host = FakeHost::default();
+    let injection = Injection { rank: RankId(3), phase: InitPhase::WarmUp, call: 20, kind: FaultKind::Hang, or_later: false };
+    let (outcome, _) = run(&host, &summing(), |options| {
+        one_shot(options);
+        options.inject = Some(injection);
+    });
+    assert!(matches!(&outcome, Err(ExecuteError::Device { rank: RankId(3), .. })), "{outcome:?}");
+    assert_eq!(host.stopped(), (0..8).map(RankId).collect::<Vec<_>>());
+    assert_eq!(count(&host, 3, |a| *a == Asked::Abort), 0);
+    host.release();
+}
+
+#[test]
+fn kernels_are_loaded_before_any_rank_waits_for_others() {
+    for (deployment, capacity) in [(summing(), None), (exchanging(), Some(1))] {
+        let host = FakeHost::default();
+        run(&host, &deployment, |options| {
+            one_shot(options);
+            options.expert_capacity = capacity;
+        })
+        .0
+        .unwrap();
+        for rank in 0..8 {
+            let mut known = Vec::new();
+            let mut waited = false;
+            for (_, asked) in host.log().into_iter().filter(|(r, _)| r.0 == rank) {
+                match asked {
+                    Asked::Ready(kernel) => known.push(kernel),
+                    Asked::Meet(_) | Asked::Work("communicate") => waited = true,
+                    Asked::Launch(kernel) => assert!(!waited || known.contains(&kernel), "rank {rank} loads {kernel} at its first launch"),
+                    _ => {}
+                }
+            }
+            assert!(waited && known.contains(&"copy_columns"), "rank {rank}: {known:?}");
+        }
+    }
+}
+
+#[test]
 fn what_the_kernel_notes_of_a_late_peer_is_told() {
     let fault = FakeFault { rank: RankId(2), kernel: "all_reduce_one_shot", what: 1, member: 6, count: 0 };
     let (outcome, _) = run(&FakeHost::default().with_fault(fault), &summing(), one_shot);

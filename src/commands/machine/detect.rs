@@ -3,7 +3,7 @@
 use super::import::{answer, read_all, wrong};
 use super::known::KnownArgs;
 use super::{smi, sysfs};
-use crate::error::Failure;
+use crate::error::{Failure, InputError};
 use crate::output::NewFile;
 use clap::Args;
 use moetwin::cuda::{Probe, Search, probe};
@@ -44,7 +44,9 @@ pub(super) fn run(args: &DetectArgs) -> Result<(), Failure> {
     let mut options = args.known.options()?;
     let out = args.out.as_deref().map(|path| NewFile::plan("--out", path)).transpose()?;
     let mut sources = read_all(&args.files)?;
-    let mut devices = sysfs::read(&args.sys).map_err(Failure::Running)?;
+    // A folder that the user names is input; that this machine shows none is a failure.
+    let unreadable = |why| if args.sys == Path::new(SYS) { Failure::Running(why) } else { named(&args.sys, &why) };
+    let mut devices = sysfs::read(&args.sys).map_err(unreadable)?;
     // The driver knows this machine only.
     let driver = (args.sys == Path::new(SYS)).then(|| probe(&Search::from_environment()));
     let gpus = devices.iter().filter(|device| device.is_gpu).count();
@@ -82,6 +84,13 @@ pub(super) fn run(args: &DetectArgs) -> Result<(), Failure> {
 }
 
 /// What was looked for where, on a machine without a GPU.
+fn named(sys: &Path, why: &str) -> Failure {
+    InputError::new("--sys", why)
+        .value(sys.to_string_lossy())
+        .accepted(["/sys, or a copy of another machine's with bus/pci/devices in it"])
+        .into()
+}
+
 fn nothing(sys: &Path, devices: usize, driver: Option<&Probe>) -> String {
     let mut text = format!(
         "no NVIDIA GPU: none of the {devices} devices in {} has vendor 0x10de and class 0x0300 or 0x0302",

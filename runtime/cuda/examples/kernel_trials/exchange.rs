@@ -9,6 +9,7 @@ use moetwin_cuda::exec::window::one_shot_bytes;
 use moetwin_kernels::reference::collective::{DispatchSource, combine, dispatch};
 use moetwin_kernels::reference::{Array, Data};
 use std::error::Error;
+use std::time::Duration;
 
 /// A family of exchanges: its name, a random case of it, and a change of the sources that its cases must notice.
 pub(crate) struct ExchangeFamily {
@@ -16,6 +17,9 @@ pub(crate) struct ExchangeFamily {
     case: fn(&mut Ranks, &mut Numbers, usize) -> Checked,
     pub(crate) wrong: (&'static str, &'static str),
 }
+
+/// From an abort to the end of a wait.
+const STOP_LIMIT: Duration = Duration::from_millis(100);
 
 type Checked = Result<Result<(), String>, Box<dyn Error>>;
 
@@ -63,6 +67,15 @@ pub(crate) fn nobody_comes(cubins: &Cubins, search: &moetwin_cuda::Search) -> Ch
     Ok(match noted {
         [1, 77, 1 | 2, 0] => Ok(()),
         other => Err(format!("noted {other:?}")),
+    })
+}
+
+/// A rank whose peers do not come ends at once when the run is aborted, whatever its bound.
+pub(crate) fn stopped(cubins: &Cubins, search: &moetwin_cuda::Search) -> Checked {
+    let (noted, took) = Ranks::open(search, cubins, 3)?.all_reduce_stopped()?;
+    Ok(match noted {
+        [1, 77, 1 | 2, 0] if took < STOP_LIMIT => Ok(()),
+        other => Err(format!("noted {other:?}, {took:?} after the abort")),
     })
 }
 

@@ -2,6 +2,9 @@
 //! and times of single ops. Runs on the driver's first GPU:
 //!
 //! `kernel_trials [--seed N] [--cases N] [--only NAME] [--wrong] [--library] [--bench [--sweep]] [--compile ARCHITECTURE]`
+//!
+//! `kernel_trials --plant NAME --into FOLDER --compile ARCHITECTURE` puts the wrong kernels of a family (`--families` lists them) into a cache:
+//! with `MOETWIN_CACHE=FOLDER` any program runs them, and what scores it must notice.
 
 mod bench;
 mod build;
@@ -12,12 +15,13 @@ use build::Numbers;
 use cases::{By, FAMILIES, Family};
 use exchange::EXCHANGES;
 use moetwin_cuda::Search;
-use moetwin_cuda::exec::compile::{compile_all, compile_changed};
+use moetwin_cuda::exec::compile::{compile_all, compile_changed, plant_changed};
 use moetwin_cuda::exec::trial::Trial;
 use moetwin_kernels::launch::Tuning;
 use moetwin_runtime::builtin;
 use std::error::Error;
 use std::io::{Write, stdout};
+use std::path::Path;
 
 /// Runs cases of a family; the first fault, or the greatest error.
 fn cases(trial: &mut Trial, family: &Family, seed: u64, count: u64) -> Result<Result<f64, String>, Box<dyn Error>> {
@@ -53,6 +57,7 @@ fn exchange_trials<'a>(
         say(family.name, exchange::cases(&cubins, search, family, seed, count)?)?;
         if family.name == "one-shot all-reduce" {
             say("one-shot all-reduce, nobody comes", exchange::nobody_comes(&cubins, search)?)?;
+            say("one-shot all-reduce, aborted", exchange::stopped(&cubins, search)?)?;
         }
     }
     Ok(failed)
@@ -65,10 +70,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let number = |name: &str, default: u64| value(name).map_or(Ok(default), str::parse::<u64>);
     let (seed, count, only) = (number("--seed", 1)?, number("--cases", 12)?, value("--only"));
     let search = Search::from_environment();
+    let changes = || FAMILIES.iter().map(|f| (f.name, f.wrong)).chain(EXCHANGES.iter().map(|f| (f.name, f.wrong)));
+    if given("--families").is_some() {
+        changes().try_for_each(|(name, _)| writeln!(stdout(), "{name}"))?;
+        return Ok(());
+    }
+    if let (Some(name), Some(folder), Some(architecture)) = (value("--plant"), value("--into"), value("--compile")) {
+        let (_, wrong) = changes().find(|(n, _)| *n == name).ok_or_else(|| format!("no family is named {name:?}; see --families"))?;
+        plant_changed(&search, architecture, wrong.0, wrong.1, Path::new(folder))?;
+        return Ok(());
+    }
     if let Some(architecture) = value("--compile") {
         // Fills the cache of CUBINs where there is no GPU.
         compile_all(&search, architecture)?;
-        for wrong in FAMILIES.iter().map(|f| f.wrong).chain(EXCHANGES.iter().map(|f| f.wrong)) {
+        for (_, wrong) in changes() {
             compile_changed(&search, architecture, wrong.0, wrong.1)?;
         }
         return Ok(());

@@ -52,6 +52,19 @@ pub fn compile_changed(search: &Search, architecture: &str, from: &str, to: &str
     compile_each(search, architecture, &sources, &headers)
 }
 
+/// Puts kernels with a change where the unchanged ones are looked for: what runs with `folder` as `MOETWIN_CACHE` runs the wrong kernels,
+/// and a check of a whole run can be seen to notice them. As [`compile_changed`].
+pub fn plant_changed(search: &Search, architecture: &str, from: &str, to: &str, folder: &Path) -> Result<(), GpuError> {
+    let changed = compile_changed(search, architecture, from, to)?;
+    let (version, _) = compiler(search, architecture)?;
+    fs::create_dir_all(folder).map_err(|e| GpuError::new("planting kernels", format!("{}: {e}", folder.display())))?;
+    for (source, (_, cubin)) in SOURCES.iter().zip(&changed.files) {
+        let path = folder.join(file_name(source, &included(source, HEADERS), architecture, version));
+        fs::write(&path, cubin).map_err(|e| GpuError::new("planting kernels", format!("{}: {e}", path.display())))?;
+    }
+    Ok(())
+}
+
 /// Each source by the cache, or compiled: several at a time, as start-up waits for the slowest.
 fn compile_each(search: &Search, architecture: &str, sources: &[Source], headers: &[Source]) -> Result<Cubins, GpuError> {
     let (version, options) = compiler(search, architecture)?;
@@ -75,8 +88,7 @@ pub fn compile_one(search: &Search, architecture: &str, source: &Source) -> Resu
 
 fn cached(source: &Source, headers: &[Source], architecture: &str, version: (u32, u32), options: &[CString]) -> Result<Vec<u8>, GpuError> {
     let headers = included(source, headers);
-    let key = content_key(source, &headers, architecture, version);
-    let path = cache_folder().map(|c| c.join(format!("{}-{key:016x}.cubin", source.name.trim_end_matches(".cu"))));
+    let path = cache_folder().map(|c| c.join(file_name(source, &headers, architecture, version)));
     if let Some(cubin) = path.as_ref().and_then(|p| fs::read(p).ok()) {
         return Ok(cubin);
     }
@@ -85,6 +97,11 @@ fn cached(source: &Source, headers: &[Source], architecture: &str, version: (u32
         store(path, &cubin);
     }
     Ok(cubin)
+}
+
+/// Where the cache keeps what a source compiles to.
+fn file_name(source: &Source, headers: &[Source], architecture: &str, version: (u32, u32)) -> String {
+    format!("{}-{:016x}.cubin", source.name.trim_end_matches(".cu"), content_key(source, headers, architecture, version))
 }
 
 /// The headers that a source includes, directly or through another.

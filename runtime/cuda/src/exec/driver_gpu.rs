@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::compile::Cubins;
-use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Stream};
+use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, StopWord, Stream};
 use crate::cublaslt::{CublasLt, Products};
 use crate::device::Device;
 use crate::exec::ticket::Ticket;
@@ -24,8 +24,6 @@ const HOPPER: u32 = 9;
 const SPIN: Duration = Duration::from_millis(5);
 /// How often a longer wait looks whether it is over.
 const POLL: Duration = Duration::from_micros(100);
-/// Where a window's word is that ends waits (`Control` in exchange.cu).
-const STOP_AT: u64 = 8;
 
 /// Handles of the communicators of a rank, by which another thread can abort them.
 pub(super) type Handles = Arc<Mutex<Vec<Arc<Handle>>>>;
@@ -44,8 +42,8 @@ pub struct DriverGpu {
     /// What peers may map of this GPU, and what it maps of other processes.
     published: Vec<sys::CUdeviceptr>,
     opened: Vec<sys::CUdeviceptr>,
-    /// A stream on which waiting kernels are stopped, once there are windows for them.
-    stopper: Option<sys::CUstream>,
+    /// What stops waiting kernels, and where they find it, once any may wait.
+    stop: Option<(Arc<StopWord>, Address)>,
     /// Products by cuBLASLt, where it is to be used.
     products: Option<Products>,
     graphs: BTreeMap<usize, (sys::CUgraph, sys::CUgraphExec)>,
@@ -85,7 +83,7 @@ impl DriverGpu {
             handles,
             published: Vec::new(),
             opened: Vec::new(),
-            stopper: None,
+            stop: None,
             products: None,
             graphs: BTreeMap::new(),
             marks: Vec::new(),
@@ -213,6 +211,15 @@ impl Gpu for DriverGpu {
         // SAFETY: both ranges lie in this GPU's allocations.
         unsafe { result::memcpy_dtod_async(to, from, bytes as usize, stream) }.map_err(failed("copy on device"))
     }
+    fn prepare(&mut self, launch: &Launch) -> Result<(), GpuError> {
+        let known = self.functions.contains_key(launch.kernel);
+        let function = self.function(launch)?;
+        if known {
+            return Ok(());
+        }
+        // SAFETY: the function belongs to a loaded module of this context.
+        unsafe { sys::cuFuncLoad(function) }.result().map_err(failed(format!("loading {}", launch.kernel)))
+    }
     fn launch(&mut self, stream: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
         let chained = std::mem::replace(self.chain(stream), true);
         let (function, stream) = (self.function(launch)?, self.stream(stream)?);
@@ -289,9 +296,6 @@ impl Gpu for DriverGpu {
         let address = self.allocate(bytes)?;
         // SAFETY: allocated just now, of this size.
         unsafe { result::memset_d8_sync(address, 0, bytes as usize) }.map_err(failed("memset"))?;
-        if self.stopper.is_none() {
-            self.stopper = Some(result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed("cuStreamCreate"))?);
-        }
         self.published.push(address);
         let mut context: sys::CUcontext = std::ptr::null_mut();
         // SAFETY: writes one handle.
@@ -317,6 +321,22 @@ impl Gpu for DriverGpu {
             // SAFETY: opened by this GPU and closed once, with every stream idle.
             unsafe { sys::cuIpcCloseMemHandle(address) };
         }
+    }
+    fn stop_word(&mut self) -> Result<Address, GpuError> {
+        if let Some((_, address)) = self.stop {
+            return Ok(address);
+        }
+        let word = Arc::new(StopWord::default());
+        let (at, mut address): (*mut c_void, sys::CUdeviceptr) = (Arc::as_ptr(&word).cast_mut().cast(), 0);
+        let flags = sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_PORTABLE;
+        // SAFETY: one whole page, which lives until it is unregistered: this GPU holds it, and leaks it where the device may still look.
+        unsafe { sys::cuMemHostRegister_v2(at, size_of::<StopWord>(), flags) }.result().map_err(failed("cuMemHostRegister"))?;
+        // SAFETY: registered just now; writes one address.
+        let found = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut address, at, 0) };
+        self.stop = Some((Arc::clone(&word), address));
+        found.result().map_err(failed("cuMemHostGetDevicePointer"))?;
+        self.abort.reaches(word);
+        Ok(address)
     }
     fn meet(&mut self, stream: Stream, _: u32, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
         self.launch(stream, launch, args)
@@ -413,11 +433,7 @@ impl Gpu for DriverGpu {
     }
     fn abort(&mut self) {
         // Kernels first: NCCL's abort may wait for the GPU, and so for a kernel that waits for a peer.
-        for (window, stopper) in self.published.iter().zip(std::iter::repeat(self.stopper)) {
-            let Some(stopper) = stopper else { continue };
-            // SAFETY: the third word of a window of this GPU; the driver takes so small a copy over before the call returns.
-            unsafe { result::memcpy_htod_async(window + STOP_AT, &[1u32], stopper) }.ok();
-        }
+        self.stop.iter().for_each(|(word, _)| word.set());
         for c in self.communicators.values_mut() {
             c.abort();
         }
@@ -478,8 +494,8 @@ impl Gpu for DriverGpu {
             for address in std::mem::take(&mut self.allocations) {
                 result::free_sync(address).ok();
             }
-            if let Some(stream) = self.stopper.take() {
-                result::stream::destroy(stream).ok();
+            if let Some((word, _)) = self.stop.take() {
+                sys::cuMemHostUnregister(Arc::as_ptr(&word).cast_mut().cast());
             }
             for stream in std::mem::take(&mut self.streams) {
                 result::stream::destroy(stream).ok();
@@ -493,7 +509,9 @@ impl Gpu for DriverGpu {
         std::mem::forget(std::mem::take(&mut self.communicators));
         (self.events, self.marks, self.modules) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
         (self.allocations, self.streams, self.stamps) = (Vec::new(), Vec::new(), BTreeMap::new());
-        (self.opened, self.published, self.stopper) = (Vec::new(), Vec::new(), None);
+        (self.opened, self.published) = (Vec::new(), Vec::new());
+        // A kernel may still look at it.
+        std::mem::forget(self.stop.take());
         std::mem::forget(self.device.take());
     }
 }

@@ -7,7 +7,7 @@ use super::inject::Injection;
 use super::measure::{RankTimes, Repetitions};
 use super::parts::{decode, encode, from_bytes};
 use super::progress::{Board, Doing, Failed, What};
-use super::rank::{Communicators, Limits, Membership, Notes, PartOfResult, RankFailure};
+use super::rank::{Communicators, DRAIN, Limits, Membership, Notes, PartOfResult, RankFailure};
 use super::weights::read_weight;
 use super::window::AllReduceBackend;
 use super::worker::{Event, Job, Start, Worker};
@@ -67,9 +67,13 @@ impl CudaOptions {
 }
 
 /// After the first sign of a failure: how long others may take to report theirs, which may be the cause.
-const SETTLE: Duration = Duration::from_secs(3);
-/// When ranks end: how long until one is aborted from outside its thread, and again until it is given up.
+const SETTLE: Duration = Duration::from_secs(1);
+/// After an abort: how long ranks may take to say whether their GPUs have stopped.
+const SAID: Duration = DRAIN.saturating_add(Duration::from_millis(500));
+/// When ranks end: how long until one is aborted from outside its thread, and again until it is given up. After a failure the end of the
+/// process does what they have not.
 const END: Duration = Duration::from_secs(5);
+const END_AFTER_FAILURE: Duration = Duration::from_millis(700);
 /// How long another process may take to compile kernels or to load its weights: a terabyte from a slow disk. One that ends or stands
 /// still is noticed by the link long before.
 const LOAD: Duration = Duration::from_secs(3600);
@@ -297,9 +301,9 @@ impl<H: Host> CudaExecutor<H> {
             waiting.iter().for_each(|failed| link.report(failed, true));
         }
         let settled = self.host.now() + SETTLE;
-        let mut aborted = false;
+        let (mut aborted, mut said) = (false, settled);
         loop {
-            match self.next_event(if aborted { self.host.now().max(settled) + SETTLE } else { settled }) {
+            match self.next_event(if aborted { said } else { settled }) {
                 Some(Event::Failed(f) | Event::Elsewhere(f)) => {
                     if !f.with_peers && !f.gave_up {
                         return f.failed;
@@ -316,6 +320,7 @@ impl<H: Host> CudaExecutor<H> {
                         return Failed::new(rank, &doing, late);
                     }
                     aborted = true;
+                    said = self.host.now() + SAID;
                     self.notes.abort.raise();
                 }
             }
@@ -568,12 +573,13 @@ impl<H: Host> Drop for CudaExecutor<H> {
             self.notes.board.tell(worker.rank);
             worker.jobs = None;
         }
-        self.end(END);
+        let limit = if self.failed.is_some() { END_AFTER_FAILURE } else { END };
+        self.end(limit);
         // What is stuck in a call for its peers is freed from it; what still does not end, the end of the process ends.
         self.notes.abort.raise();
         for worker in self.workers.iter().filter(|w| w.thread.is_some()) {
             self.host.abort_stuck(worker.rank);
         }
-        self.end(END);
+        self.end(limit);
     }
 }

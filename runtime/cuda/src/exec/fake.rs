@@ -5,17 +5,16 @@ pub use super::fabric::{Fabric, LocalFabric};
 pub use super::fake_log::{Asked, FakeFault};
 
 use super::fabric::lock;
-use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Host, Stream, WORKSPACE_BYTES};
-use super::pace::{COPY_PS, Clocks, EXCHANGE_PS};
+use super::fake_gpu::FakeGpu;
+use super::gpu::{AbortSignal, GpuError, Host, StopWord};
 use super::progress::Board;
-use moetwin_kernels::launch::{Arg, DenseProduct, Launch};
 use moetwin_models::RankId;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Between two looks of a wait.
-const POLL: Duration = Duration::from_micros(100);
+pub(super) const POLL: Duration = Duration::from_micros(100);
 /// What passes of virtual time whenever every rank stands still.
 const LEAP: Duration = Duration::from_secs(1);
 
@@ -24,7 +23,7 @@ const MOST_LOOKS: u32 = 20_000;
 
 /// What a rank waits for.
 #[derive(Clone, Debug)]
-enum Standing {
+pub(super) enum Standing {
     /// For nothing: it runs, or waits to be told.
     Free,
     /// For members to join.
@@ -36,34 +35,35 @@ enum Standing {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    log: Vec<(RankId, Asked)>,
-    wrong: Vec<String>,
-    standing: BTreeMap<RankId, Standing>,
-    aborts: BTreeMap<RankId, AbortSignal>,
-    now: Duration,
+pub(super) struct State {
+    pub(super) log: Vec<(RankId, Asked)>,
+    pub(super) wrong: Vec<String>,
+    pub(super) standing: BTreeMap<RankId, Standing>,
+    pub(super) aborts: BTreeMap<RankId, AbortSignal>,
+    pub(super) stops: BTreeMap<RankId, Arc<StopWord>>,
+    pub(super) now: Duration,
     /// Looks at a standstill since time last passed.
-    looks: u32,
-    released: bool,
-    open: u32,
-    ids: u64,
+    pub(super) looks: u32,
+    pub(super) released: bool,
+    pub(super) open: u32,
+    pub(super) ids: u64,
 }
 
 /// A host of fake GPUs. Clones are the same host.
 #[derive(Clone)]
 pub struct FakeHost {
-    state: Arc<Mutex<State>>,
-    fabric: Arc<dyn Fabric>,
+    pub(super) state: Arc<Mutex<State>>,
+    pub(super) fabric: Arc<dyn Fabric>,
     /// A rank whose stream stops for ever at its so-manieth kernel.
-    stuck_kernel: Option<(RankId, u32)>,
+    pub(super) stuck_kernel: Option<(RankId, u32)>,
     /// Bytes of memory of each GPU.
-    memory_bytes: u64,
+    pub(super) memory_bytes: u64,
     /// A rank that cannot map what others publish.
-    apart: Option<RankId>,
+    pub(super) apart: Option<RankId>,
     /// Whether there is a matrix library.
-    library: bool,
+    pub(super) library: bool,
     /// What a rank's kernel notes as wrong.
-    fault: Option<FakeFault>,
+    pub(super) fault: Option<FakeFault>,
     /// Real time where there is a start, else virtual time, which passes only while every rank stands still.
     start: Option<Instant>,
 }
@@ -120,6 +120,10 @@ impl FakeHost {
     pub fn wrong(&self) -> Vec<String> {
         lock(&self.state).wrong.clone()
     }
+    /// Ranks whose kernels are told to wait no more.
+    pub fn stopped(&self) -> Vec<RankId> {
+        lock(&self.state).stops.iter().filter(|(_, word)| word.is_set()).map(|(rank, _)| *rank).collect()
+    }
     /// GPUs that are neither closed nor abandoned.
     pub fn open_gpus(&self) -> u32 {
         lock(&self.state).open
@@ -128,11 +132,11 @@ impl FakeHost {
     pub fn release(&self) {
         lock(&self.state).released = true;
     }
-    fn stand(&self, rank: RankId, standing: Standing) {
+    pub(super) fn stand(&self, rank: RankId, standing: Standing) {
         lock(&self.state).standing.insert(rank, standing);
     }
     /// Whether a rank goes on by itself.
-    fn runs(&self, state: &State, rank: RankId) -> bool {
+    pub(super) fn runs(&self, state: &State, rank: RankId) -> bool {
         match state.standing.get(&rank).unwrap_or(&Standing::Free) {
             Standing::Free => true,
             Standing::Joining(id) => self.fabric.joined(*id),
@@ -150,26 +154,7 @@ impl Host for FakeHost {
         state.log.push((rank, Asked::Open));
         state.aborts.insert(rank, abort.clone());
         drop(state);
-        Ok(FakeGpu {
-            host: self.clone(),
-            rank,
-            abort,
-            next: (u64::from(rank.0) + 1) << 40,
-            live: BTreeMap::new(),
-            mapped: Vec::new(),
-            products: BTreeSet::new(),
-            contents: BTreeMap::new(),
-            communicators: BTreeMap::new(),
-            pending: Vec::new(),
-            marks: Vec::new(),
-            capturing: None,
-            graphs: BTreeMap::new(),
-            kernels: 0,
-            clocks: Clocks::default(),
-            stuck: false,
-            aborted: false,
-            closed: false,
-        })
+        Ok(FakeGpu::new(self.clone(), rank, abort))
     }
     fn unique_id(&self) -> Result<Vec<u8>, GpuError> {
         let mut state = lock(&self.state);
@@ -204,409 +189,6 @@ impl Host for FakeHost {
         // A rank that neither runs nor stands still would stop time; that is a defect, and it must fail a test, not hang it.
         if state.looks > MOST_LOOKS || !any_runs {
             (state.now, state.looks) = (state.now + LEAP, 0);
-        }
-    }
-}
-
-/// What a capture holds: the groups of calls of its communicators, and kernels.
-#[derive(Clone, Debug, Default)]
-struct Recorded {
-    rounds: Vec<(u32, String)>,
-    kernels: u32,
-    /// What a replay takes, picoseconds.
-    ps: u64,
-}
-
-/// A fake GPU.
-pub struct FakeGpu {
-    host: FakeHost,
-    rank: RankId,
-    abort: AbortSignal,
-    next: Address,
-    live: BTreeMap<Address, u64>,
-    /// What it maps of peers.
-    mapped: Vec<Address>,
-    /// Products that were made ready.
-    products: BTreeSet<DenseProduct>,
-    /// The little that memory holds, else zeros.
-    contents: BTreeMap<Address, Vec<u8>>,
-    /// By number: the id, this member's index, the next round.
-    communicators: BTreeMap<u32, (u64, u32, u64)>,
-    /// Rounds that the stream has not passed yet, in order.
-    pending: Vec<(u64, u64)>,
-    /// Marks of the latest eager run: rounds before it, and whether the stream was stuck before it.
-    marks: Vec<(usize, bool)>,
-    capturing: Option<Recorded>,
-    graphs: BTreeMap<usize, Recorded>,
-    kernels: u32,
-    clocks: Clocks,
-    stuck: bool,
-    aborted: bool,
-    closed: bool,
-}
-
-impl FakeGpu {
-    fn asked(&self, what: Asked) {
-        lock(&self.host.state).log.push((self.rank, what));
-    }
-    fn wrong(&self, what: String) {
-        lock(&self.host.state).wrong.push(format!("rank {}: {what}", self.rank.0));
-    }
-    /// Something that must not come after an abort or the end.
-    fn work(&self, what: &'static str) {
-        self.asked(Asked::Work(what));
-        if self.aborted || self.closed {
-            self.wrong(format!("{what} after the abort or the end"));
-        }
-    }
-    /// Whether bytes lie in one living allocation.
-    fn within(&self, what: &str, address: Address, bytes: u64) {
-        let holds = |(start, size): (&Address, &u64)| address + bytes <= start + size;
-        if !self.live.range(..=address).next_back().is_some_and(holds) {
-            self.wrong(format!("{what}: {bytes} bytes at {address:#x} are not in one allocation"));
-        }
-    }
-    fn come(&mut self, communicator: u32, calls: &str) -> Result<(), GpuError> {
-        let Some((id, index, round)) = self.communicators.get_mut(&communicator) else {
-            return Err(GpuError::new("NCCL", format!("communicator {communicator} is not connected")));
-        };
-        if !self.stuck {
-            self.host.fabric.arrive(*id, *round, *index, calls);
-        }
-        self.pending.push((*id, *round));
-        *round += 1;
-        Ok(())
-    }
-    fn note_fault(&mut self, launch: &Launch, args: &[u64]) {
-        let Some(fault) = self.host.fault.filter(|f| f.rank == self.rank && f.kernel == launch.kernel) else { return };
-        let Some(at) = launch.args.iter().position(|a| *a == Arg::Fault) else { return };
-        let record = [fault.what, args[at + 1] as u32, fault.member, fault.count];
-        self.contents.insert(args[at], record.iter().flat_map(|w| w.to_le_bytes()).collect());
-    }
-    fn kernel(&mut self) {
-        self.kernels += 1;
-        self.stuck |= self.host.stuck_kernel == Some((self.rank, self.kernels - 1));
-    }
-    /// Waits until the standing ends, the deadline of the host's clock passes, or the run is aborted.
-    fn stand(&self, what: &str, standing: Standing, deadline: Duration) -> Result<(), GpuError> {
-        let end = self.host.now() + deadline;
-        self.host.stand(self.rank, standing.clone());
-        let ended = loop {
-            if self.host.runs(&lock(&self.host.state), self.rank) {
-                break Ok(());
-            }
-            if self.abort.is_raised() {
-                break Err(GpuError::new(what, "gave up, since the run was aborted").of_peers());
-            }
-            if self.host.now() > end {
-                break Err(GpuError::new(what, format!("not finished within {deadline:?}")).of_peers());
-            }
-            std::thread::sleep(POLL);
-        };
-        self.host.stand(self.rank, Standing::Free);
-        ended
-    }
-    fn bytes_in_use(&self) -> u64 {
-        self.live.values().sum()
-    }
-}
-
-/// A call without its addresses: what members must agree on. Sends and receives differ by member, so only their number counts.
-fn describe(element: Element, calls: &[Call]) -> String {
-    let one = |call: &Call| match *call {
-        Call::AllReduce { count, .. } => format!("all-reduce {count}"),
-        Call::Broadcast { count, root, .. } => format!("broadcast {count} from {root}"),
-        Call::Reduce { count, root, .. } => format!("reduce {count} to {root}"),
-        Call::Send { count, .. } | Call::Receive { count, .. } => format!("pass {count} on"),
-    };
-    format!("{element:?} {}", calls.iter().map(one).collect::<Vec<_>>().join(", "))
-}
-
-impl Gpu for FakeGpu {
-    fn allocate(&mut self, bytes: u64) -> Result<Address, GpuError> {
-        if self.aborted || self.closed || self.capturing.is_some() {
-            self.wrong("allocates after the abort or the end, or in a capture".to_owned());
-        }
-        if self.bytes_in_use() + bytes > self.host.memory_bytes {
-            return Err(GpuError::new(format!("allocating {bytes} bytes"), "CUDA_ERROR_OUT_OF_MEMORY"));
-        }
-        let address = self.next;
-        // The driver's alignment.
-        self.next += bytes.max(1).next_multiple_of(256);
-        self.live.insert(address, bytes.max(1));
-        self.asked(Asked::Allocate(address));
-        Ok(address)
-    }
-    fn write(&mut self, to: Address, bytes: &[u8]) -> Result<(), GpuError> {
-        self.work("copy to device");
-        self.within("copy to device", to, bytes.len() as u64);
-        Ok(())
-    }
-    fn read(&mut self, from: Address, bytes: &mut [u8]) -> Result<(), GpuError> {
-        self.work("copy to host");
-        self.within("copy to host", from, bytes.len() as u64);
-        if !self.pending.is_empty() {
-            self.wrong("reads results before the stream is idle".to_owned());
-        }
-        bytes.fill(0);
-        if let Some(held) = self.contents.get(&from) {
-            bytes.iter_mut().zip(held).for_each(|(to, from)| *to = *from);
-        }
-        Ok(())
-    }
-    fn fill(&mut self, stream: Stream, to: Address, _: u8, bytes: u64) -> Result<(), GpuError> {
-        self.work("fill");
-        self.clocks.launched(stream, COPY_PS);
-        self.within("fill", to, bytes);
-        Ok(())
-    }
-    fn copy(&mut self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), GpuError> {
-        self.work("copy on device");
-        self.clocks.launched(stream, COPY_PS);
-        self.within("copy from", from, bytes);
-        self.within("copy to", to, bytes);
-        Ok(())
-    }
-    fn launch(&mut self, stream: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
-        self.work("launch");
-        self.asked(Asked::Launch(launch.kernel));
-        self.clocks.kernel(stream, launch, args);
-        for (arg, cell) in launch.args.iter().zip(args) {
-            if matches!(arg, Arg::Input(_) | Arg::Output(_) | Arg::Scratch { .. } | Arg::Table(_) | Arg::Sequences | Arg::Fault) {
-                self.within(launch.kernel, *cell, 0);
-            }
-        }
-        self.note_fault(launch, args);
-        match &mut self.capturing {
-            Some(recorded) => recorded.kernels += 1,
-            None => self.kernel(),
-        }
-        Ok(())
-    }
-    fn publish(&mut self, bytes: u64) -> Result<(Address, Vec<u8>), GpuError> {
-        let address = self.allocate(bytes)?;
-        Ok((address, address.to_le_bytes().to_vec()))
-    }
-    fn map(&mut self, ticket: &[u8]) -> Result<Result<Address, String>, GpuError> {
-        self.work("map");
-        if self.host.apart == Some(self.rank) {
-            return Ok(Err("its GPU cannot map others' memory".to_owned()));
-        }
-        let address = ticket.first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
-        self.mapped.push(address);
-        self.asked(Asked::Map(address));
-        Ok(Ok(address))
-    }
-    fn unmap(&mut self, address: Address) {
-        self.asked(Asked::Unmap(address));
-        match self.mapped.iter().position(|a| *a == address) {
-            Some(i) => drop(self.mapped.remove(i)),
-            None => self.wrong(format!("{address:#x} is let go of, and was not mapped")),
-        }
-    }
-    fn meet(&mut self, stream: Stream, communicator: u32, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
-        self.launch(stream, launch, args)?;
-        self.asked(Asked::Meet(launch.kernel));
-        // Members must come with the same kernel, grid and numbers but for their own place.
-        let numbers = launch.args.iter().zip(args).filter(|(a, _)| matches!(a, Arg::U64(_))).map(|(_, cell)| *cell);
-        let text = format!("{} on {} blocks with {:?}", launch.kernel, launch.grid.0, numbers.collect::<Vec<_>>());
-        match &mut self.capturing {
-            Some(recorded) => {
-                recorded.rounds.push((communicator, text));
-                Ok(())
-            }
-            None => self.come(communicator, &text),
-        }
-    }
-    fn plan_product(&mut self, product: &DenseProduct) -> Result<bool, GpuError> {
-        if self.host.library {
-            self.products.insert(*product);
-        }
-        Ok(self.host.library)
-    }
-    fn multiply(&mut self, stream: Stream, product: &DenseProduct, places: [Address; 4], workspace: Address) -> Result<bool, GpuError> {
-        if !self.products.contains(product) {
-            return Ok(false);
-        }
-        self.work("product");
-        self.clocks.launched(stream, COPY_PS);
-        let [x, w, bias, y] = places;
-        let DenseProduct { rows, n, k, biased } = *product;
-        for (at, elements) in [(x, rows * k), (w, n * k), (y, rows * n), (bias, n)].into_iter().take(3 + usize::from(biased)) {
-            self.within("product", at, 2 * elements);
-        }
-        self.within("workspace", workspace, WORKSPACE_BYTES);
-        match &mut self.capturing {
-            Some(recorded) => recorded.kernels += 1,
-            None => self.kernel(),
-        }
-        Ok(true)
-    }
-    fn record(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
-        self.work("record event");
-        self.clocks.record(stream, event);
-        Ok(())
-    }
-    fn wait(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
-        self.work("wait for event");
-        self.clocks.wait(stream, event);
-        Ok(())
-    }
-    fn stamp(&mut self, stream: Stream, stamp: u32) -> Result<(), GpuError> {
-        self.work("record stamp");
-        if self.capturing.is_some() {
-            self.wrong("stamps in a capture".to_owned());
-        }
-        self.clocks.stamp(stream, stamp);
-        Ok(())
-    }
-    fn elapsed_ps(&mut self, from: u32, to: u32) -> Result<u64, GpuError> {
-        if !self.pending.is_empty() {
-            self.wrong("reads stamps before the stream is idle".to_owned());
-        }
-        self.clocks.elapsed_ps(from, to)
-    }
-    fn mark(&mut self, _: Stream, mark: u32) -> Result<(), GpuError> {
-        if self.capturing.is_some() {
-            self.wrong("marks in a capture".to_owned());
-        }
-        self.marks.truncate(mark as usize);
-        self.marks.push((self.pending.len(), self.stuck));
-        Ok(())
-    }
-    fn unfinished(&mut self) -> Option<u32> {
-        let passed = |(id, round): &(u64, u64)| self.host.fabric.complete(*id, *round) == Ok(true);
-        let waits = self.pending.iter().position(|p| !passed(p)).unwrap_or(self.pending.len());
-        self.marks.iter().position(|(before, stuck)| *stuck || *before > waits).map(|i| i as u32)
-    }
-    fn connect(&mut self, communicator: u32, id: &[u8], index: u32, members: u32, deadline: Duration) -> Result<(), GpuError> {
-        self.work("join communicator");
-        let id = id.first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
-        self.host.fabric.join(id, index, members);
-        self.stand("join communicator", Standing::Joining(id), deadline)?;
-        self.communicators.insert(communicator, (id, index, 0));
-        self.asked(Asked::Connect(communicator));
-        Ok(())
-    }
-    fn communicate(&mut self, stream: Stream, communicator: u32, element: Element, calls: &[Call]) -> Result<(), GpuError> {
-        self.work("communicate");
-        self.clocks.launched(stream, EXCHANGE_PS);
-        let index = self.communicators.get(&communicator).map(|c| c.1);
-        for call in calls {
-            let (parts, count): (Vec<Address>, u64) = match *call {
-                Call::AllReduce { from, to, count } => (vec![from, to], count),
-                Call::Broadcast { from, to, count, root } if Some(root) == index => (vec![from, to], count),
-                Call::Reduce { from, to, count, root } if Some(root) == index => (vec![from, to], count),
-                Call::Broadcast { to, count, .. } | Call::Receive { to, count, .. } => (vec![to], count),
-                Call::Reduce { from, count, .. } | Call::Send { from, count, .. } => (vec![from], count),
-            };
-            parts.into_iter().for_each(|p| self.within("communicate", p, count * element.bytes()));
-        }
-        // Two members pass something on between them, whatever the others do; where one sends and receives at once, all of them do.
-        let sends = calls.iter().filter(|c| matches!(c, Call::Send { .. })).count();
-        let receives = calls.iter().filter(|c| matches!(c, Call::Receive { .. })).count();
-        if sends + receives > 0 && sends * receives == 0 {
-            return Ok(());
-        }
-        let text = describe(element, calls);
-        match &mut self.capturing {
-            Some(recorded) => {
-                recorded.rounds.push((communicator, text));
-                Ok(())
-            }
-            None => self.come(communicator, &text),
-        }
-    }
-    fn begin_capture(&mut self) -> Result<(), GpuError> {
-        self.work("begin capture");
-        self.clocks.begin_capture();
-        self.capturing = Some(Recorded::default());
-        Ok(())
-    }
-    fn end_capture(&mut self) -> Result<Captured, GpuError> {
-        self.work("end capture");
-        let mut recorded = self.capturing.take().ok_or_else(|| GpuError::new("end capture", "none was begun"))?;
-        recorded.ps = self.clocks.end_capture();
-        let number = self.graphs.len();
-        self.graphs.insert(number, recorded);
-        self.asked(Asked::Captured(number));
-        Ok(Captured(number))
-    }
-    fn replay(&mut self, graph: Captured) -> Result<(), GpuError> {
-        self.work("replay");
-        self.asked(Asked::Replay(graph.0));
-        let recorded = self.graphs.get(&graph.0).cloned().ok_or_else(|| GpuError::new("replay", "no such graph"))?;
-        (0..recorded.kernels).for_each(|_| self.kernel());
-        self.clocks.pass(0, recorded.ps);
-        recorded.rounds.iter().try_for_each(|(communicator, text)| self.come(*communicator, text))
-    }
-    fn synchronize(&mut self, deadline: Duration) -> Result<(), GpuError> {
-        self.work("synchronize");
-        self.clocks.synchronize();
-        self.stand("synchronize", Standing::Rounds { rounds: self.pending.clone(), stuck: self.stuck }, deadline)?;
-        for (id, round) in std::mem::take(&mut self.pending) {
-            if let Err(e) = self.host.fabric.complete(id, round) {
-                self.wrong(e);
-            }
-        }
-        Ok(())
-    }
-    fn abort(&mut self) {
-        self.asked(Asked::Abort);
-        self.aborted = true;
-        self.capturing = None;
-    }
-    fn drained(&mut self, _: Duration) -> bool {
-        if self.aborted {
-            self.pending.clear();
-        }
-        !self.stuck && self.pending.is_empty()
-    }
-    fn destroy(&mut self, graph: Captured) {
-        self.asked(Asked::Destroy(graph.0));
-        if self.graphs.remove(&graph.0).is_none() {
-            self.wrong(format!("graph {} is destroyed twice", graph.0));
-        }
-    }
-    fn disconnect(&mut self, communicator: u32) {
-        self.asked(Asked::Disconnect(communicator));
-        if !self.graphs.is_empty() || self.aborted || self.communicators.remove(&communicator).is_none() {
-            self.wrong(format!("communicator {communicator} is left under a graph, after an abort, or twice"));
-        }
-    }
-    fn free(&mut self, address: Address) {
-        self.asked(Asked::Free(address));
-        if self.live.remove(&address).is_none() || !self.graphs.is_empty() {
-            self.wrong(format!("{address:#x} is freed twice or under a graph"));
-        }
-    }
-    fn close(&mut self) {
-        self.asked(Asked::Close);
-        if !self.live.is_empty() || !self.mapped.is_empty() || !self.graphs.is_empty() || (!self.communicators.is_empty() && !self.aborted)
-        {
-            self.wrong("closed with memory, graphs or communicators in use".to_owned());
-        }
-        self.end();
-    }
-    fn abandon(&mut self) {
-        self.asked(Asked::Abandon);
-        self.end();
-    }
-}
-
-impl FakeGpu {
-    fn end(&mut self) {
-        if !std::mem::replace(&mut self.closed, true) {
-            lock(&self.host.state).open -= 1;
-        }
-    }
-}
-
-impl Drop for FakeGpu {
-    fn drop(&mut self) {
-        if !self.closed {
-            self.wrong("dropped without an end".to_owned());
-            self.end();
         }
     }
 }

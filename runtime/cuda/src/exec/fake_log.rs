@@ -16,6 +16,8 @@ pub enum Asked {
     Work(&'static str),
     /// A kernel was launched.
     Launch(&'static str),
+    /// A kernel was loaded ahead of its first launch.
+    Ready(&'static str),
     /// A kernel was launched in which ranks wait for each other.
     Meet(&'static str),
     /// A capture ended as this graph.

@@ -5,8 +5,8 @@ pub use moetwin_kernels::launch::Element;
 use super::progress::Board;
 use moetwin_kernels::launch::{DenseProduct, Launch};
 use moetwin_models::RankId;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// An address in device memory.
@@ -99,19 +99,57 @@ impl GpuError {
     }
 }
 
-/// Raised once any rank has failed. Every wait looks at it and gives up, so that no rank waits for one that will not come.
+/// A word of the host's memory that kernels look at while they wait: once it is not zero, they give up. Setting it takes no call of the
+/// driver, which might itself wait for the kernel. On a page of its own, since the driver maps whole pages.
+#[derive(Debug, Default)]
+#[repr(align(4096))]
+pub struct StopWord(AtomicU32);
+
+impl StopWord {
+    /// Ends the waits of the kernels that look here, now and later.
+    pub fn set(&self) {
+        self.0.store(1, Ordering::Release);
+    }
+    /// Whether they are to give up.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire) != 0
+    }
+}
+
+/// Raised once any rank has failed. Every wait looks at it and gives up, on the host and on GPUs, so that no rank waits for one that will
+/// not come.
 #[derive(Clone, Debug, Default)]
-pub struct AbortSignal(Arc<AtomicBool>);
+pub struct AbortSignal(Arc<Signal>);
+
+#[derive(Debug, Default)]
+struct Signal {
+    raised: AtomicBool,
+    words: Mutex<Vec<Arc<StopWord>>>,
+}
 
 impl AbortSignal {
     /// Whether to give up.
     pub fn is_raised(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.raised.load(Ordering::Acquire)
     }
     /// Ends every wait. It is never lowered: ranks that were aborted are not used again.
     pub fn raise(&self) {
-        self.0.store(true, Ordering::Release);
+        self.0.raised.store(true, Ordering::Release);
+        lock(&self.0.words).iter().for_each(|w| w.set());
     }
+    /// Whoever raises the signal sets this word too, whatever the thread of its GPU is stuck in.
+    pub fn reaches(&self, word: Arc<StopWord>) {
+        let mut words = lock(&self.0.words);
+        if self.is_raised() {
+            word.set();
+        }
+        words.push(word);
+    }
+}
+
+/// The list of words is whole at any time.
+fn lock<T>(words: &Mutex<T>) -> MutexGuard<'_, T> {
+    words.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The operations of one GPU, used by the one thread that owns it.
@@ -130,6 +168,8 @@ pub trait Gpu {
     fn fill(&mut self, stream: Stream, to: Address, byte: u8, bytes: u64) -> Result<(), GpuError>;
     /// Copies on the device.
     fn copy(&mut self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), GpuError>;
+    /// Loads a kernel, so that its first launch does not: loading may wait for the GPU, and so for ranks that wait for each other there.
+    fn prepare(&mut self, launch: &Launch) -> Result<(), GpuError>;
     /// Launches a kernel; `args` are its arguments as 8-byte cells, addresses resolved.
     fn launch(&mut self, stream: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError>;
     /// Makes ready for a product of a matrix library, outside any capture; whether there is one that takes it.
@@ -154,13 +194,14 @@ pub trait Gpu {
     fn connect(&mut self, communicator: u32, id: &[u8], index: u32, members: u32, deadline: Duration) -> Result<(), GpuError>;
     /// Runs calls of a communicator as one group.
     fn communicate(&mut self, stream: Stream, communicator: u32, element: Element, calls: &[Call]) -> Result<(), GpuError>;
-    /// Reserves zeroed memory that peers may map, and a ticket by which they find it. Its third word, once not zero, ends waits of kernels
-    /// that look at it ([`Gpu::abort`] sets it).
+    /// Reserves zeroed memory that peers may map, and a ticket by which they find it.
     fn publish(&mut self, bytes: u64) -> Result<(Address, Vec<u8>), GpuError>;
     /// Maps what a peer has published. Nothing is wrong where this GPU cannot: then the reason is returned.
     fn map(&mut self, ticket: &[u8]) -> Result<Result<Address, String>, GpuError>;
     /// Lets go of what [`Gpu::map`] gave.
     fn unmap(&mut self, address: Address);
+    /// Where kernels of this GPU find a [`StopWord`] that [`Gpu::abort`] and the run's [`AbortSignal`] set.
+    fn stop_word(&mut self) -> Result<Address, GpuError>;
     /// Launches a kernel in which all members of a communicator wait for each other.
     fn meet(&mut self, stream: Stream, communicator: u32, launch: &Launch, args: &[u64]) -> Result<(), GpuError>;
     /// Starts capturing stream 0 and whatever joins it.

@@ -169,7 +169,7 @@ impl Saboteur {
                 Err(GpuError::new(name, "hung (injected)"))
             }
             // The exit code of a process that the kernel killed (128 + SIGKILL).
-            FaultKind::Die if self.alone => std::process::exit(137),
+            FaultKind::Die if self.alone => crate::leave::leave(137),
             // No panic hook: the message is in the report, and a backtrace would only hide it.
             FaultKind::Die => std::panic::resume_unwind(Box::new(format!("died in `{name}` (injected)"))),
         }
@@ -208,6 +208,9 @@ impl<G: Gpu> Gpu for Injecting<G> {
     fn copy(&mut self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), GpuError> {
         self.saboteur.call("copy on device")?;
         self.gpu.copy(stream, from, to, bytes)
+    }
+    fn prepare(&mut self, launch: &Launch) -> Result<(), GpuError> {
+        self.gpu.prepare(launch)
     }
     fn launch(&mut self, stream: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
         self.saboteur.call("launch")?;
@@ -263,6 +266,10 @@ impl<G: Gpu> Gpu for Injecting<G> {
     }
     fn unmap(&mut self, address: Address) {
         self.gpu.unmap(address);
+    }
+    fn stop_word(&mut self) -> Result<Address, GpuError> {
+        self.saboteur.call("map the stop word")?;
+        self.gpu.stop_word()
     }
     fn meet(&mut self, stream: Stream, communicator: u32, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
         self.saboteur.call("launch")?;

@@ -70,7 +70,8 @@ impl<G: Gpu> Rank<G> {
         }
         let table = self.allocate(PEERS_BYTES)?;
         self.gpu.write(table, &peers_table(&windows))?;
-        self.shared.windows.push((communicator, Window::new(index as u32, tickets.len() as u32, own, table)));
+        let stop = self.gpu.stop_word()?;
+        self.shared.windows.push((communicator, Window::new(index as u32, tickets.len() as u32, own, table, stop)));
         Ok(None)
     }
     fn fault_record(&mut self) -> Result<Address, GpuError> {
@@ -127,6 +128,7 @@ impl<G: Gpu> Rank<G> {
 
     /// What a launch needs that captured code may not make: tables, the plan of a product and its workspace.
     pub(super) fn make_ready(&mut self, launch: &Launch) -> Result<(), GpuError> {
+        self.gpu.prepare(launch)?;
         for arg in &launch.args {
             if let Arg::Table(table) = arg {
                 self.table(table)?;

@@ -1,16 +1,15 @@
-//! One rank: its memory, its programs, and carrying out their commands on its GPU.
+//! One rank: its memory, its communicators and its programs.
 
-use super::exchange::{Part, Places, packed_sizes, parts};
-use super::gpu::{AbortSignal, Address, Call, Captured, Gpu, GpuError};
+use super::exchange::{Places, packed_sizes, parts};
+use super::gpu::{AbortSignal, Address, Captured, Gpu, GpuError};
 use super::packed::Packing;
 use super::peers::Shared;
 use super::progress::{Board, Doing, Failed, What};
 use super::weights::WeightLoad;
-use moetwin_kernels::launch::{Arg, Element, Launch, Launches, Table, Tuning, element_of, launches_with};
+use moetwin_kernels::launch::{Element, Table, Tuning, element_of, launches_with};
 use moetwin_models::{IdVec, RankId, TensorKind, WeightRef};
 use moetwin_runtime::init::InitPhase;
-use moetwin_runtime::reference::{StepInputs, first_token_of_replica, positions};
-use moetwin_runtime::{Action, BufferId, Command, Place, Program};
+use moetwin_runtime::{Action, BufferId, Place, Program};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,9 +20,9 @@ const SEQUENCE_BYTES: usize = 16;
 const STREAMS: usize = 2;
 
 /// How often a rank's own limit of a wait exceeds the run's deadline: whoever watches all ranks judges first, and knows more.
-const OWN_LIMIT: u32 = 2;
+pub(super) const OWN_LIMIT: u32 = 2;
 /// From an abort until streams are idle: aborted collectives end at once, kernels of a step within it.
-const DRAIN: Duration = Duration::from_secs(2);
+pub(super) const DRAIN: Duration = Duration::from_secs(2);
 
 /// Where a rank notes what it does, and whether it is to give up.
 #[derive(Clone)]
@@ -73,8 +72,8 @@ pub(crate) struct Rank<G> {
     /// Workspace of each stream's products by a library, once there are any.
     pub(super) workspaces: Option<[Address; STREAMS]>,
     communicators: Vec<u32>,
-    graphs: Vec<Captured>,
-    order: u32,
+    pub(super) graphs: Vec<Captured>,
+    pub(super) order: u32,
     weights: BTreeMap<WeightRef, Address>,
     /// Weights since the GPU was last seen idle, in order: the n-th is behind mark n.
     loading: Vec<WeightRef>,
@@ -98,16 +97,16 @@ pub(super) struct Loaded {
     /// Communicator numbers by group, and of all ranks for pipeline sends.
     pub(super) communicators: Arc<Communicators>,
     pub(super) addresses: IdVec<BufferId, Address>,
-    scratch: [Address; STREAMS],
-    sequences: Address,
-    replica_sequences: Address,
+    pub(super) scratch: [Address; STREAMS],
+    pub(super) sequences: Address,
+    pub(super) replica_sequences: Address,
     /// How rows of experts are packed, where they are.
     pub(super) packing: Option<Packing>,
-    capture: bool,
+    pub(super) capture: bool,
     /// Measured choices of launches.
-    tuning: Arc<Tuning>,
+    pub(super) tuning: Arc<Tuning>,
     pub(super) captured: Option<Captured>,
-    warm: bool,
+    pub(super) warm: bool,
 }
 
 /// Numbers of the communicators that a program uses.
@@ -302,199 +301,8 @@ impl<G: Gpu> Rank<G> {
         for (stream, bytes) in scratch_bytes(&loaded, self.rank)?.into_iter().enumerate() {
             loaded.scratch[stream] = self.allocate(bytes)?;
         }
-        // Tables are made before any capture: captured code may not allocate.
-        for command in &rp.commands {
-            if command.action == Action::Compute {
-                let plan = launches_with(graph, command.id.node, self.rank, &loaded.tuning);
-                for launch in plan.iter().flat_map(|p| &p.launches) {
-                    self.make_ready(launch)?;
-                }
-            }
-        }
+        rp.commands.iter().try_for_each(|command| self.ready(&loaded, command))?;
         self.programs.push(loaded);
-        Ok(())
-    }
-    /// Runs one step. The first run is eager, which also warms up the communicators; later ones replay where the program is captured.
-    pub(crate) fn run(&mut self, key: usize, inputs: &StepInputs) -> Result<Vec<PartOfResult>, GpuError> {
-        let mut loaded = self.programs.swap_remove(key);
-        let result = self.run_loaded(&mut loaded, inputs);
-        self.programs.push(loaded);
-        let last = self.programs.len() - 1;
-        self.programs.swap(key, last);
-        result
-    }
-
-    fn run_loaded(&mut self, loaded: &mut Loaded, inputs: &StepInputs) -> Result<Vec<PartOfResult>, GpuError> {
-        let phase = if loaded.capture && !loaded.warm { InitPhase::WarmUp } else { InitPhase::Serve };
-        self.order = u32::MAX;
-        self.begin(phase, What::Named("write inputs"), false);
-        self.write_inputs(loaded, inputs)?;
-        let mut eager = false;
-        match loaded.captured {
-            Some(graph) => {
-                self.begin(phase, What::Named("replay"), false);
-                self.gpu.replay(graph)?;
-            }
-            None if loaded.capture && loaded.warm => {
-                self.begin(InitPhase::Capture, What::Named("begin capture"), false);
-                self.gpu.begin_capture()?;
-                self.issue(loaded, InitPhase::Capture)?;
-                self.begin(InitPhase::Capture, What::Named("end capture"), false);
-                let graph = self.gpu.end_capture()?;
-                self.graphs.push(graph);
-                loaded.captured = Some(graph);
-                self.begin(phase, What::Named("replay"), false);
-                self.gpu.replay(graph)?;
-            }
-            None => {
-                eager = true;
-                self.issue(loaded, phase)?;
-            }
-        }
-        self.begin(phase, What::Named("wait for the pass"), true);
-        if let Err(e) = self.gpu.synchronize(self.limits.deadline * OWN_LIMIT) {
-            self.note_unfinished(loaded, phase, eager);
-            return Err(e);
-        }
-        loaded.warm = true;
-        self.begin(phase, What::Named("read results"), false);
-        self.check_device(loaded, phase)?;
-        self.results(loaded)
-    }
-
-    /// After a pass that did not end: notes the command where it stopped, which is known of an eager pass.
-    fn note_unfinished(&mut self, loaded: &Loaded, phase: InitPhase, eager: bool) {
-        let Some(mark) = eager.then(|| self.gpu.unfinished()).flatten() else { return };
-        let Some(command) = loaded.program.ranks[self.rank].commands.get(mark as usize) else { return };
-        self.order = mark;
-        self.begin(phase, What::Command(Arc::clone(&loaded.program), command.id.node), command.action != Action::Compute);
-    }
-
-    pub(super) fn write_inputs(&mut self, loaded: &Loaded, inputs: &StepInputs) -> Result<(), GpuError> {
-        let graph = &loaded.program.graph;
-        let first = first_token_of_replica(graph, self.rank);
-        let all_positions = positions(&inputs.sequences);
-        for (id, buffer) in loaded.program.ranks[self.rank].buffers.iter() {
-            let batch = match graph.tensors[buffer.tensor].kind {
-                TensorKind::TokenIds => &inputs.token_ids,
-                TensorKind::Positions => &all_positions,
-                _ => continue,
-            };
-            let rows = graph.local_shape(buffer.tensor, self.rank).map_err(|e| GpuError::new("inputs", e.to_string()))?[0].clone();
-            self.gpu.write(loaded.addresses[id], &int_bytes(&batch[first + rows.start as usize..first + rows.end as usize]))?;
-        }
-        let d = &graph.deployment;
-        let own = d.attention_sequences(&graph.step, self.rank);
-        let replica = d.replica_sequences(&graph.step, self.rank);
-        for (address, range) in [(loaded.sequences, own.clone()), (loaded.replica_sequences, replica)] {
-            let mut row = 0;
-            let mut table = Vec::new();
-            for i in range {
-                let s = inputs.sequences[i];
-                let cache_start = i.saturating_sub(own.start) as u32 * self.limits.capacity;
-                table.extend([row, s.new, s.past, cache_start].map(|v| v as i32));
-                row += s.new;
-            }
-            self.gpu.write(address, &int_bytes(&table))?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn issue(&mut self, loaded: &Loaded, phase: InitPhase) -> Result<(), GpuError> {
-        let program = Arc::clone(&loaded.program);
-        for (mark, command) in (0u32..).zip(&program.ranks[self.rank].commands) {
-            self.begin(phase, What::Command(Arc::clone(&program), command.id.node), false);
-            for event in &command.waits {
-                self.gpu.wait(command.stream.0, event.0)?;
-            }
-            self.command(loaded, command)?;
-            if let Some(event) = command.records {
-                self.gpu.record(command.stream.0, event.0)?;
-            }
-            if phase != InitPhase::Capture {
-                self.gpu.mark(command.stream.0, mark)?;
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn command(&mut self, loaded: &Loaded, command: &Command) -> Result<(), GpuError> {
-        self.command_on(loaded, command, command.stream.0)
-    }
-
-    /// Carries out a command on a stream, which need not be its own.
-    pub(super) fn command_on(&mut self, loaded: &Loaded, command: &Command, stream: u32) -> Result<(), GpuError> {
-        let graph = &loaded.program.graph;
-        let node = &graph.nodes[command.id.node];
-        let inputs: Vec<Address> = command.reads.iter().map(|b| loaded.addresses[*b]).collect();
-        let outputs: Vec<Address> = command.writes.iter().map(|b| loaded.addresses[*b]).collect();
-        let mut places = Places { inputs: &inputs, outputs: &outputs, scratch: loaded.scratch[command.stream.0 as usize], packing: None };
-        match command.action {
-            Action::Compute if matches!(node.op, moetwin_models::Op::Slice { .. }) => {
-                let (list, _) = parts(graph, node, self.rank, &[], &places)?;
-                self.carry_out(stream, 0, 0, list)
-            }
-            Action::Compute => {
-                let plan =
-                    launches_with(graph, command.id.node, self.rank, &loaded.tuning).map_err(|e| GpuError::new("launch", e.to_string()))?;
-                self.launch_all(loaded, stream, &plan, &places, node_is_local(graph, node))
-            }
-            Action::Collective { group, .. } => {
-                let members = &loaded.program.groups[group].ranks;
-                let communicator = loaded.communicators.groups[group.0 as usize];
-                places.packing = self.packing_of(loaded, command.id.node, members)?;
-                let (mut list, _) = parts(graph, node, self.rank, members, &places)?;
-                // Calls of one communicator share its window, so they must be ordered: by one stream.
-                if stream == 0 && loaded.communicators.one_shot.contains(&communicator) {
-                    self.take_one_shot(communicator, command.id.node, &mut list)?;
-                }
-                let index = members.iter().position(|m| *m == self.rank).unwrap_or(0) as u32;
-                self.carry_out(stream, communicator, index, list)
-            }
-            Action::Send { .. } | Action::Receive { .. } if self.stand_in.is_some() => self.stand_in_for(stream, &[]),
-            Action::Send { to } => {
-                let count =
-                    graph.local_sizes(node.inputs[0], self.rank).map_err(|e| GpuError::new("send", e.to_string()))?.iter().product();
-                let call = Call::Send { from: inputs[0], count, peer: to.0 };
-                self.gpu.communicate(stream, loaded.communicators.world, element_of(graph, node.inputs[0]), &[call])
-            }
-            Action::Receive { from } => {
-                let count =
-                    graph.local_sizes(node.outputs[0], self.rank).map_err(|e| GpuError::new("receive", e.to_string()))?.iter().product();
-                let call = Call::Receive { to: outputs[0], count, peer: from.0 };
-                self.gpu.communicate(stream, loaded.communicators.world, element_of(graph, node.inputs[0]), &[call])
-            }
-        }
-    }
-
-    fn carry_out(&mut self, stream: u32, communicator: u32, index: u32, list: Vec<Part>) -> Result<(), GpuError> {
-        for part in list {
-            match part {
-                Part::Calls(_, calls) if calls.is_empty() => {}
-                Part::Calls(element, calls) if self.stand_in.is_some() => self.stand_in_for(stream, &own_copies(element, &calls, index))?,
-                Part::Calls(element, calls) => self.gpu.communicate(stream, communicator, element, &calls)?,
-                Part::Copy { from, to, bytes } => self.gpu.copy(stream, from, to, bytes)?,
-                Part::Fill { to, byte, bytes } => self.gpu.fill(stream, to, byte, bytes)?,
-                Part::Kernel(launch, args) => self.gpu.launch(stream, &launch, &args)?,
-                Part::Meet(launch, args) => self.gpu.meet(stream, communicator, &launch, &args)?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies the rank's own parts to where a collective would put them, and takes as long as was stated.
-    fn stand_in_for(&mut self, stream: u32, copies: &[(Address, Address, u64)]) -> Result<(), GpuError> {
-        let mut ns = self.stand_in.map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
-        let nothing = if ns > 0 { &[(0, 0, 0)][..] } else { &[] };
-        for &(from, to, bytes) in if copies.is_empty() { nothing } else { copies } {
-            // 256 threads of 16 bytes a block, no more blocks than multiprocessors.
-            let blocks = bytes.div_ceil(4096).clamp(1, 128) as u32;
-            let args = vec![Arg::U64(from), Arg::U64(to), Arg::U64(bytes), Arg::U64(ns)];
-            let launch =
-                Launch { source: "measure.cu", kernel: "stand_in", grid: (blocks, 1, 1), block: 256, shared_bytes: 0, args, product: None };
-            self.gpu.launch(stream, &launch, &[from, to, bytes, ns])?;
-            ns = 0;
-        }
         Ok(())
     }
 
@@ -504,47 +312,6 @@ impl<G: Gpu> Rank<G> {
             return Ok(());
         }
         self.gpu.fill(0, address, 0, bytes)
-    }
-
-    fn launch_all(
-        &mut self,
-        loaded: &Loaded,
-        stream: u32,
-        plan: &Launches,
-        places: &Places<'_>,
-        own_sequences: bool,
-    ) -> Result<(), GpuError> {
-        for launch in &plan.launches {
-            let mut cells = Vec::with_capacity(launch.args.len());
-            for arg in &launch.args {
-                cells.push(match arg {
-                    Arg::Input(i) => places.inputs[*i],
-                    Arg::InputAt { index, offset } => places.inputs[*index] + offset,
-                    Arg::Output(i) => places.outputs[*i],
-                    Arg::Scratch { offset } => places.scratch + offset,
-                    Arg::Table(table) => self.table(table)?,
-                    Arg::Sequences => {
-                        if own_sequences {
-                            loaded.sequences
-                        } else {
-                            loaded.replica_sequences
-                        }
-                    }
-                    Arg::Fault => self.shared.fault.unwrap_or(0),
-                    Arg::Null => 0,
-                    Arg::I32(v) => u64::from(*v as u32),
-                    Arg::U64(v) => *v,
-                    Arg::F32(v) => u64::from(v.to_bits()),
-                });
-            }
-            if let (Some(product), Some(workspaces), &[x, w, bias, y, ..]) = (&launch.product, self.workspaces, cells.as_slice())
-                && self.gpu.multiply(stream, product, [x, w, bias, y], workspaces[stream as usize])?
-            {
-                continue;
-            }
-            self.gpu.launch(stream, launch, &cells)?;
-        }
-        Ok(())
     }
 
     pub(super) fn table(&mut self, table: &Table) -> Result<Address, GpuError> {
@@ -560,37 +327,6 @@ impl<G: Gpu> Rank<G> {
         self.tables.push((table.clone(), address));
         Ok(address)
     }
-
-    fn results(&mut self, loaded: &Loaded) -> Result<Vec<PartOfResult>, GpuError> {
-        let program = &loaded.program;
-        let mut results = Vec::new();
-        for (_, tensor) in &program.graph.outputs {
-            let Some((buffer, b)) = program.ranks[self.rank].buffers.iter().find(|(_, b)| b.tensor == *tensor) else { continue };
-            let element = element_of(&program.graph, *tensor);
-            let mut bytes = vec![0; (b.sizes.iter().product::<u64>() * element.bytes()) as usize];
-            self.gpu.read(loaded.addresses[buffer], &mut bytes)?;
-            results.push(PartOfResult { buffer, sizes: b.sizes.iter().map(|&n| n as usize).collect(), element, bytes });
-        }
-        Ok(results)
-    }
-}
-
-/// What of a group of calls a member could do by itself: from, to and bytes.
-fn own_copies(element: Element, calls: &[Call], index: u32) -> Vec<(Address, Address, u64)> {
-    let own = |call: &Call| match *call {
-        Call::AllReduce { from, to, count } => Some((from, to, count * element.bytes())),
-        Call::Broadcast { from, to, count, root } | Call::Reduce { from, to, count, root } => {
-            (root == index).then_some((from, to, count * element.bytes()))
-        }
-        Call::Send { .. } | Call::Receive { .. } => None,
-    };
-    calls.iter().filter_map(own).collect()
-}
-
-/// Whether an op's sequences are the rank's own rather than its replica's.
-fn node_is_local(graph: &moetwin_models::Graph, node: &moetwin_models::Node) -> bool {
-    let cut = |t: &moetwin_models::TensorId| graph.tensors[*t].layout.get(moetwin_models::Axis::AttnDp).is_some();
-    graph.deployment.dp_attention == 1 || node.inputs.iter().any(cut)
 }
 
 /// Scratch memory that the commands of each stream need at most.
@@ -621,6 +357,6 @@ fn scratch_bytes(loaded: &Loaded, rank: RankId) -> Result<[u64; STREAMS], GpuErr
     Ok(most)
 }
 
-fn int_bytes(values: &[i32]) -> Vec<u8> {
+pub(super) fn int_bytes(values: &[i32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }

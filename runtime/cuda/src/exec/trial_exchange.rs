@@ -13,13 +13,15 @@ use super::window::{PEERS_BYTES, Window, peers_table, window_bytes};
 use crate::search::Search;
 use moetwin_kernels::reference::Array;
 use moetwin_runtime::BufferId;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What results and scratch memory hold before a run: NaN, or -1.
 const POISON: u8 = 0xff;
 /// Longest wait for an exchange, and of a kernel for its peers where one is missing on purpose.
 const DEADLINE: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(2);
+/// Long enough to see that a kernel waits.
+const WAITING: Duration = Duration::from_millis(50);
 /// Bytes of `Fault` in exchange.cu.
 const FAULT_BYTES: usize = 16;
 /// Marks a fault as of no command: the trials look at it.
@@ -35,6 +37,7 @@ pub struct Ranks {
 
 struct OneRank {
     gpu: DriverGpu,
+    abort: AbortSignal,
     window: Window,
     fault: Address,
     /// Memory of the exchange under way.
@@ -111,22 +114,23 @@ impl Ranks {
         device.bind().map_err(|e| GpuError::new("device", e.to_string()))?;
         let (mut gpus, mut windows) = (Vec::new(), Vec::new());
         for _ in 0..members {
-            let mut gpu = DriverGpu::new(device.clone(), cubins, None, Handles::default(), AbortSignal::default())?;
+            let abort = AbortSignal::default();
+            let mut gpu = DriverGpu::new(device.clone(), cubins, None, Handles::default(), abort.clone())?;
             windows.push(gpu.publish(window_bytes(members))?.0);
-            gpus.push(gpu);
+            gpus.push((gpu, abort));
         }
         let mut ranks = Vec::new();
-        for (index, mut gpu) in gpus.into_iter().enumerate() {
+        for (index, (mut gpu, abort)) in gpus.into_iter().enumerate() {
             let (peers, fault) = (gpu.allocate(PEERS_BYTES)?, gpu.allocate(FAULT_BYTES as u64)?);
             gpu.write(fault, &[0; FAULT_BYTES])?;
             // Alone first: a kernel is loaded at its first launch, which may wait for the GPU, and so for ranks that wait for each other.
-            let window = Window::new(index as u32, members as u32, windows[index], peers);
+            let window = Window::new(index as u32, members as u32, windows[index], peers, gpu.stop_word()?);
             gpu.write(peers, &peers_table(&[windows[index]]))?;
             let data = gpu.allocate(16)?;
             launch_sum(&mut gpu, &window.alone(peers), data, data, 8, fault, DEADLINE)?;
             gpu.synchronize(DEADLINE)?;
             gpu.write(peers, &peers_table(&windows))?;
-            ranks.push(OneRank { gpu, window, fault, held: Vec::new() });
+            ranks.push(OneRank { gpu, abort, window, fault, held: Vec::new() });
         }
         Ok(Self { ranks })
     }
@@ -156,6 +160,22 @@ impl Ranks {
         launch_sum(&mut rank.gpu, &rank.window, data, data, 32, rank.fault, SHORT)?;
         rank.gpu.synchronize(DEADLINE)?;
         rank.fault()
+    }
+    /// What rank 0 notes where its peers do not come and the run is aborted from another thread, and how long that took to end its wait.
+    /// It is of no use afterwards.
+    pub fn all_reduce_stopped(&mut self) -> Result<(FaultWords, Duration), GpuError> {
+        let rank = &mut self.ranks[0];
+        let data = rank.poisoned(64)?;
+        launch_sum(&mut rank.gpu, &rank.window, data, data, 32, rank.fault, DEADLINE * 2)?;
+        if rank.gpu.drained(WAITING) {
+            return Err(GpuError::new("one-shot all-reduce", "did not wait for its peers"));
+        }
+        let (begin, abort) = (Instant::now(), rank.abort.clone());
+        std::thread::spawn(move || abort.raise());
+        if !rank.gpu.drained(DEADLINE) {
+            return Err(GpuError::new("one-shot all-reduce", format!("still waits {DEADLINE:?} after the abort")));
+        }
+        Ok((rank.fault()?, begin.elapsed()))
     }
     /// Sends rows to the ranks of their experts, `bounds[r]..bounds[r + 1]`, at most `capacity` to each.
     pub fn dispatch(&mut self, rows: &[Rows], bounds: &[i32], slots: u64, capacity: u64) -> Result<Dispatched, GpuError> {

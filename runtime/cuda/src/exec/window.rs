@@ -60,12 +60,14 @@ pub(crate) struct Window {
     peers: Address,
     /// Elements of a half.
     half: u64,
+    /// The word of the host that ends waits.
+    stop: Address,
 }
 
 impl Window {
-    /// The window at `base`, with the group's [`peers_table`] at `peers`.
-    pub(crate) fn new(index: u32, members: u32, base: Address, peers: Address) -> Self {
-        Self { index, members, base, peers, half: half_elements(members as usize) }
+    /// The window at `base`, with the group's [`peers_table`] at `peers` and its GPU's stop word at `stop`.
+    pub(crate) fn new(index: u32, members: u32, base: Address, peers: Address, stop: Address) -> Self {
+        Self { index, members, base, peers, half: half_elements(members as usize), stop }
     }
     /// The same window for this rank alone, with a table of its own.
     pub(crate) fn alone(&self, peers: Address) -> Self {
@@ -93,6 +95,7 @@ impl Window {
             (Arg::Output(0), to),
             (Arg::Null, self.peers),
             (Arg::Null, self.base),
+            (Arg::Null, self.stop),
             (Arg::Fault, fault),
             (Arg::I32(0), u64::from(command)),
             (Arg::I32(0), u64::from(self.index)),
@@ -121,13 +124,13 @@ mod tests {
 
     #[test]
     fn one_shot_takes_single_sums_of_bf16_up_to_its_size() {
-        let window = Window::new(1, 4, 1 << 20, 2 << 20);
+        let window = Window::new(1, 4, 1 << 20, 2 << 20, 96);
         let takes = |element, calls: &[Call]| window.one_shot(element, calls, 64, 7, Duration::from_secs(1)).unwrap();
         let sum = |count| Call::AllReduce { from: 4096, to: 8192, count };
         let most = one_shot_bytes(4) / 2;
         let Some(Part::Meet(launch, cells)) = takes(Element::Bf16, &[sum(7168)]) else { panic!("a small sum") };
         assert_eq!((launch.kernel, launch.grid, cells.len()), ("all_reduce_one_shot", (2, 1, 1), launch.args.len()));
-        assert_eq!(cells[4..9], [64, 7, 1, 4, 7168]);
+        assert_eq!(cells[4..10], [96, 64, 7, 1, 4, 7168]);
         assert!(takes(Element::Bf16, &[sum(most)]).is_some() && takes(Element::Bf16, &[sum(most + 1)]).is_none());
         assert!(takes(Element::F32, &[sum(8)]).is_none() && takes(Element::Bf16, &[sum(8), sum(8)]).is_none());
         assert!(takes(Element::Bf16, &[Call::AllReduce { from: 2, to: 8192, count: 8 }]).is_none(), "not aligned");
