@@ -202,7 +202,7 @@ struct Bf16ExpertsStaged : Bf16Experts {
     using Stream = Bf16Staged;
     template <bool FUSED>
     __device__ __forceinline__ Bf16Staged tile(int expert, int tile, int g) const {
-        const Bf16Stream s = Bf16Experts::template tile<FUSED>(expert, tile, g);
+        const auto s = Bf16Experts::template tile<FUSED>(expert, tile, g);
         const int col = threadIdx.x % 4 * 8;
         return Bf16Staged{s.low + col, s.high + col, s.cols - col};
     }

@@ -29,6 +29,11 @@ const HOPPER_QUERIES: u64 = 256;
 const HOPPER_CONTEXT: u64 = 512;
 /// Blocks that fill a GPU: two on each of 132 multiprocessors.
 const FULL_BLOCKS: u64 = 264;
+/// Widest value whose tiles leave room for four blocks on a multiprocessor, blocks that fill a GPU then, and cache rows that a split is worth:
+/// fewer cost more in merging (H200, 2026-11-30, 32 heads over 4 of 128, 1 to 64 tokens, 128 to 4096 rows).
+const SMALL_VALUE: u64 = 128;
+const SMALL_BLOCKS: u64 = 512;
+const SMALL_ROWS: u64 = 128;
 /// Columns that a block of the absorbing kernel takes, and tokens that its second form takes.
 const ABSORB_COLS: u64 = 256;
 const ABSORB_TOKENS: u64 = 4;
@@ -209,7 +214,12 @@ impl Plan<'_> {
         }
         let longest = if a.window > 0 { longest.min(u64::from(a.window)) } else { longest };
         let across = a.key_heads * (a.heads / a.key_heads).div_ceil(TILE_HEADS);
-        let splits = FULL_BLOCKS.div_ceil((a.rows * across).max(1)).min(longest.div_ceil(TILE_ROWS)).max(1);
+        let blocks = (a.rows * across).max(1);
+        let splits = if a.value_width <= SMALL_VALUE {
+            (SMALL_BLOCKS / blocks).min(longest / SMALL_ROWS).max(1)
+        } else {
+            FULL_BLOCKS.div_ceil(blocks).min(longest.div_ceil(TILE_ROWS)).max(1)
+        };
         let (partial, states) = self.split_scratch(a, splits);
         let args = vec![
             Arg::Input(0),

@@ -16,6 +16,11 @@ const TILE_TOKENS: u64 = 8;
 const PLAIN_ROWS: u64 = 8;
 /// The same of a dense projection's warps.
 const DENSE_LEAST_STEPS: u64 = 8;
+/// The same of plain rows, whose steps are longer; tiles from which four warps a tile are enough, and from which two stages a warp are: what was
+/// fastest of 1 to 8 warps, 1 to 8 blocks and 2 or 3 stages on an H200 (2026-11-30, projections of Kimi-K2.5 and Qwen3-30B-A3B at 1 and 16 rows).
+const PLAIN_LEAST_STEPS: u64 = 3;
+const FULL_TILES: u64 = 400;
+const MANY_TILES: u64 = 4096;
 /// Fewest steps a warp should have when several share a tile: about twice what it keeps in flight.
 const LEAST_STEPS: u64 = 6;
 /// Warps from which more of them on a tile no longer pay: between the counts at which two and four, four and eight were measured equal on an
@@ -36,7 +41,7 @@ const HOPPER_STAGES: u64 = 4;
 const HOPPER_CLUSTER: u64 = 8;
 /// Columns of token rows in a buffer of the staged experts, times tiles of tokens (`Staged` in experts_staged.cuh).
 const STAGED_COLS: u64 = 512;
-/// Most pairs that one block sorts in shared memory, and most experts (`BLOCK` in route.cu).
+/// Most pairs that one block sorts in shared memory, and most experts (`ROUNDS * BLOCK` and `BLOCK` in route.cu).
 const LISTED_PAIRS: u64 = 4096;
 const LISTED_EXPERTS: u64 = 1024;
 /// Elements of a row that a block of the experts' sum takes.
@@ -62,6 +67,13 @@ pub(super) struct Product {
     pub(super) cached: bool,
 }
 
+impl Product {
+    /// Whether it is one product of whole rows side by side.
+    fn is_whole(&self) -> bool {
+        self.batch == 1 && !self.cached && (self.x_strides.0, self.y_strides.0) == (self.k, self.n)
+    }
+}
+
 /// The source of the experts kernels of a format.
 fn experts_source(storage: Storage) -> &'static str {
     match storage {
@@ -74,19 +86,17 @@ fn experts_source(storage: Storage) -> &'static str {
 /// Columns that a step of a kernel takes (`STEP` of the streams in mma.cuh).
 fn step_of(storage: Storage) -> u64 {
     match storage {
-        Storage::Rows(_) => 32,
+        Storage::Rows(_) => 64,
         Storage::Int4 { .. } => 128,
         Storage::Fp8 { .. } => 64,
     }
 }
 
 /// Warps that share a tile of the experts, for rows of `steps` steps and `tiles` tiles in all: as few as fill the GPU, since long rows start
-/// and end less often, but not so many that a warp has less than its pipeline holds. Plain rows are read in pieces of 64 bytes a warp, so two
-/// warps at least read neighbours.
+/// and end less often, but not so many that a warp has less than its pipeline holds.
 fn parts_of(storage: Storage, steps: u64, tiles: u64) -> u64 {
-    let least = if matches!(storage, Storage::Rows(_)) { 2 } else { 1 };
-    let most = most_parts(steps, LEAST_STEPS);
-    [1, 2, 4].into_iter().find(|p| (least..most).contains(p) && tiles * p >= FULL_WARPS).unwrap_or(most)
+    let most = most_parts(steps, if matches!(storage, Storage::Rows(_)) { PLAIN_LEAST_STEPS } else { LEAST_STEPS });
+    [1, 2, 4].into_iter().find(|p| *p < most && tiles * p >= FULL_WARPS).unwrap_or(most)
 }
 
 /// Shared memory of the staged experts for units of `tokens` tiles of tokens (`Staged` in experts_staged.cuh).
@@ -100,6 +110,30 @@ fn staged_bytes(storage: Storage, tokens: u64) -> u64 {
     // For INT4 what sums begin with: four floats for every piece of 32 columns, tile and quarter of a warp.
     let offsets = if matches!(storage, Storage::Int4 { .. }) { chunk * step / 32 } else { 1 };
     u64::from(WARPS) * stages * size + buffers * TILE_TOKENS * tiles * (2 * chunk * step + 64) + offsets * tiles * 4 * 16
+}
+
+/// Warps that share a tile of a dense product: many where tiles are few, so that every multiprocessor has some, as many as leave each of them
+/// enough steps.
+fn dense_parts(plain: bool, steps: u64, tiles: u64) -> u64 {
+    if !plain {
+        return most_parts(steps, DENSE_LEAST_STEPS);
+    }
+    let most = most_parts(steps, PLAIN_LEAST_STEPS);
+    if tiles >= FULL_TILES { most.min(4) } else { most }
+}
+
+/// Blocks of a cluster that share the tiles of `blocks` blocks: where these are too few to keep the memory busy, and rows are long.
+fn dense_cluster(steps: u64, parts: u64, blocks: u64, tokens: u64) -> u64 {
+    if parts < 8 {
+        return 1;
+    }
+    if blocks < 50 && steps >= PLAIN_LEAST_STEPS * parts * CLUSTER {
+        CLUSTER
+    } else if tokens > 1 && blocks < FEW_BLOCKS && steps >= 2 * (PLAIN_LEAST_STEPS + 1) * parts {
+        2
+    } else {
+        1
+    }
 }
 
 /// As many warps as leave each of them `least` steps.
@@ -156,21 +190,19 @@ impl Plan<'_> {
         }
         let steps = p.k.div_ceil(step_of(storage));
         let tiles = p.n.div_ceil(TILE_ROWS);
-        let chosen = self.tuning.parts(&Asked { op: "linear", storage, n: p.n, k: p.k, rows: p.rows });
-        let parts = chosen.unwrap_or_else(|| most_parts(steps, DENSE_LEAST_STEPS));
         let tokens = [1, 2].into_iter().find(|t| p.rows <= t * TILE_TOKENS).unwrap_or(4);
+        let chosen = self.tuning.parts(&Asked { op: "linear", storage, n: p.n, k: p.k, rows: p.rows });
+        let parts = chosen.unwrap_or_else(|| dense_parts(plain, steps, tiles * p.batch));
         let blocks = tiles.div_ceil(u64::from(WARPS) / parts);
         let across = p.rows.div_ceil(TILE_TOKENS * tokens);
-        let split = chosen.is_none()
-            && plain
-            && blocks * across * p.batch < FEW_BLOCKS
-            && steps >= 2 * parts * CLUSTER
-            && (parts == 8 || p.batch == 1);
-        let kernel = match (storage, tokens, split) {
-            (Storage::Rows(_), 1, false) => "linear_mma_bf16_1",
-            (Storage::Rows(_), _, false) => "linear_mma_bf16_2",
-            (Storage::Rows(_), 1, true) => "linear_mma_bf16_1_split",
-            (Storage::Rows(_), _, true) => "linear_mma_bf16_2_split",
+        let cluster = if plain && chosen.is_none() { dense_cluster(steps, parts, blocks * across * p.batch, tokens) } else { 1 };
+        let kernel = match (storage, tokens, cluster) {
+            (Storage::Rows(_), 1, 1) if tiles >= MANY_TILES => "linear_mma_bf16_1_many",
+            (Storage::Rows(_), 1, 1) => "linear_mma_bf16_1",
+            (Storage::Rows(_), 1, _) => "linear_mma_bf16_1_split",
+            (Storage::Rows(_), _, 1) => "linear_mma_bf16_2",
+            (Storage::Rows(_), _, 2) => "linear_mma_bf16_2_pair",
+            (Storage::Rows(_), ..) => "linear_mma_bf16_2_split",
             (Storage::Int4 { .. }, 1, _) => "linear_mma_int4_1",
             (Storage::Int4 { .. }, 2, _) => "linear_mma_int4_2",
             (Storage::Int4 { .. }, ..) => "linear_mma_int4_4",
@@ -183,8 +215,7 @@ impl Plan<'_> {
             let scales = storage.scales_at(Extent { experts: 1, rows: p.n, cols: p.k });
             args.extend([Arg::InputAt { index: 1, offset: scales }, Arg::I32(block_rows as i32), Arg::I32(block_cols as i32)]);
         }
-        let wide = if split { blocks * CLUSTER } else { blocks };
-        self.grid("linear.cu", kernel, [wide, across, p.batch], BLOCK, 0, args)
+        self.grid("linear.cu", kernel, [blocks * cluster, across, p.batch], BLOCK, 0, args)
     }
 
     /// A product on Hopper's warpgroup products (linear_hopper.cu); `extra` follows the arguments of all products.
@@ -216,8 +247,7 @@ impl Plan<'_> {
         let (kernel, wide) = if split { ("linear_tile_bf16_split", blocks * CLUSTER) } else { ("linear_tile_bf16", blocks) };
         let biased = !matches!(args[2], Arg::Null);
         self.grid("linear_tile.cu", kernel, [wide, across, p.batch], TILED_BLOCK, TILED_SHARED_BYTES, args)?;
-        let whole = p.batch == 1 && !p.cached && (p.x_strides.0, p.y_strides.0) == (p.k, p.n);
-        if whole && !f32_out && p.rows >= LIBRARY_ROWS {
+        if p.is_whole() && !f32_out && p.rows >= LIBRARY_ROWS {
             self.offer(DenseProduct { rows: p.rows, n: p.n, k: p.k, biased });
         }
         Ok(())
@@ -293,7 +323,7 @@ impl Plan<'_> {
             self.int(e.tokens() * TILE_TOKENS, "tokens of a unit")?,
         ];
         let kernel = if small { "expert_lists" } else { "expert_lists_large" };
-        self.grid("route.cu", kernel, [1, 1, 1], LISTED_EXPERTS as u32, if small { 4 * e.pairs } else { 0 }, args)?;
+        self.grid("route.cu", kernel, [1, 1, 1], LISTED_EXPERTS as u32, if small { 2 * (LISTED_EXPERTS / 32) * e.local } else { 0 }, args)?;
         let lists = [offsets, list, active];
         self.gate_up(&e, activation, storages[0], Some(&lists), h.clone())?;
         let (parts, staged) = forms[1];

@@ -18,6 +18,8 @@ pub const HOPPER_SHARED_BYTES: u32 = 227 << 10;
 /// Scratch pieces start at multiples of this.
 const ALIGNMENT_BYTES: u64 = 256;
 
+/// Blocks that share a row of logits (`PARTS` in elementwise.cu).
+const ARGMAX_PARTS: u64 = 8;
 /// Experts of a router whose choice a thread an expert makes (`route_ranked` in route.cu).
 const RANKED_EXPERTS: u64 = 512;
 
@@ -121,7 +123,7 @@ impl Plan<'_> {
             Op::Argmax => {
                 let (rows, n) = self.matrix(self.node.inputs[0])?;
                 let args = vec![Input(0), Output(0), self.int(n, "columns")?];
-                self.grid("elementwise.cu", "argmax", [rows, 1, 1], row_block(n), 0, args)
+                self.grid("elementwise.cu", "argmax", [ARGMAX_PARTS, rows, 1], BLOCK, 0, args)
             }
             Op::Linear { .. } => self.linear(),
             Op::Route { router, topk } => self.route(router, *topk),

@@ -86,7 +86,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "expert lists",
         draw: |n| experts(n, BF16),
         by: By::Choice,
-        wrong: ("rank += local_ids[j] == e", "rank += local_ids[j] >= e"),
+        wrong: ("__popc(same & before_me)", "__popc(same & before_me & 0xffffu)"),
     },
     Family {
         name: "one token's experts",

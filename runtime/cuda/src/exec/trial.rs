@@ -285,13 +285,14 @@ impl Placed {
         for launch in &mut self.plan.launches {
             // A split over a cluster is undone, to see what it brings.
             let unsplit = match launch.kernel {
-                "linear_mma_bf16_1_split" => Some("linear_mma_bf16_1"),
-                "linear_mma_bf16_2_split" => Some("linear_mma_bf16_2"),
+                "linear_mma_bf16_1_split" => Some(("linear_mma_bf16_1", 4)),
+                "linear_mma_bf16_2_split" => Some(("linear_mma_bf16_2", 4)),
+                "linear_mma_bf16_2_pair" => Some(("linear_mma_bf16_2", 2)),
                 _ => None,
             };
-            if let Some(kernel) = unsplit {
+            if let Some((kernel, blocks)) = unsplit {
                 launch.kernel = kernel;
-                launch.grid.0 /= 4;
+                launch.grid.0 /= blocks;
             }
             // Where `parts` stands among the arguments, from the end (SHAPE_PARAMS in shape.cuh, experts.cuh).
             let from_end = match launch.kernel {
