@@ -96,7 +96,7 @@ fn places(moe: &MoeSpec, layer: u16, seed: u64) -> Vec<usize> {
     let experts = moe.experts as usize;
     let mut places: Vec<usize> = (0..experts).collect();
     for i in (1..experts).rev() {
-        places.swap(i, (u64::from(rng.next_u32()) * (i as u64 + 1) >> 32) as usize);
+        places.swap(i, ((u64::from(rng.next_u32()) * (i as u64 + 1)) >> 32) as usize);
     }
     let (groups, chosen) = (moe.router.groups.max(1) as usize, moe.router.topk_groups.max(1) as usize);
     if chosen < groups && experts.is_multiple_of(groups) {
