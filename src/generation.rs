@@ -3,11 +3,13 @@
 use crate::digest::digest;
 use crate::error::{Failure, InputError};
 use crate::output;
+use crate::room;
 use crate::scenario::plan_failure;
 use moetwin::cuda::exec::inject::Injection;
 use moetwin::cuda::exec::{AllReduceBackend, CudaExecutor, CudaOptions};
 use moetwin::cuda::launcher::Launcher;
 use moetwin::cuda::link::Link;
+use moetwin::cuda::probe::Gpu;
 use moetwin::kernels::launch::Tuning;
 use moetwin::kernels::reference::{Array, Data};
 use moetwin::kernels::routing::RoutingHistogram;
@@ -139,7 +141,7 @@ pub(crate) struct OnGpus<'a> {
     /// This process's place, where a launcher has started one process a rank.
     pub(crate) launcher: Option<&'a Launcher>,
     /// GPUs that this process sees.
-    pub(crate) visible: usize,
+    pub(crate) gpus: Vec<Gpu>,
     /// Launches that were measured to be faster than the constants'.
     pub(crate) tuning: Tuning,
 }
@@ -147,9 +149,9 @@ pub(crate) struct OnGpus<'a> {
 /// GPUs with room for `capacity` tokens a sequence.
 pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<CudaExecutor, Failure> {
     let (remarks, remarked) = channel();
-    // As they come: a run may end before it returns.
-    let first = how.launcher.is_none_or(|l| l.rank == 0);
-    std::thread::spawn(move || remarked.into_iter().filter(|_| first).for_each(|r: String| output::note(&format!("note: {r}"))));
+    // As they come: a run may end before it returns. Of several processes the first one tells, and the one whose fault is watched.
+    let tells = how.launcher.is_none_or(|l| l.rank == 0 || how.inject.is_some_and(|i| i.rank.0 == l.rank));
+    std::thread::spawn(move || remarked.into_iter().filter(|_| tells).for_each(|r: String| output::note(&format!("note: {r}"))));
     let options = CudaOptions {
         capacity,
         deadline: how.deadline,
@@ -162,6 +164,13 @@ pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<Cud
         stand_in: None,
     };
     let running = |e: String| Failure::Running(e);
+    // A launcher that shows each process only its own GPU has numbered it 0.
+    let ordinal = |l: &Launcher| if how.gpus.len() == 1 { 0 } else { l.local_rank as usize };
+    let ranks: Vec<(RankId, usize)> = match how.launcher {
+        None => (0..job.deployment.ranks()).map(|r| (RankId(r), r as usize)).collect(),
+        Some(l) => vec![(RankId(l.rank), ordinal(l))],
+    };
+    room::check(job, capacity, &ranks, &how.gpus)?;
     let Some(launcher) = how.launcher else {
         let mut executor = CudaExecutor::open(job.deployment.ranks(), options).map_err(|e| running(e.to_string()))?;
         executor.set_tuning(how.tuning.clone());
@@ -174,10 +183,8 @@ pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<Cud
     );
     let digest = digest(&same).map_err(|e| running(e.to_string()))?;
     let link = Link::establish(launcher, &digest, MEETING_DEADLINE).map_err(|e| running(e.to_string()))?;
-    // A launcher that shows each process only its own GPU has numbered it 0.
-    let ordinal = if how.visible == 1 { 0 } else { launcher.local_rank as usize };
-    let mut executor =
-        CudaExecutor::open_one(RankId(launcher.rank), ordinal, launcher.size, link, options).map_err(|e| running(e.to_string()))?;
+    let mut executor = CudaExecutor::open_one(RankId(launcher.rank), ordinal(launcher), launcher.size, link, options)
+        .map_err(|e| running(e.to_string()))?;
     executor.set_tuning(how.tuning.clone());
     Ok(executor)
 }
@@ -252,10 +259,15 @@ fn choose(job: &Job<'_>, out: &StepOutput<f32>, rows: &[u32], position: u32) -> 
     if out.get("logits").is_none()
         && let Some(ids) = out.get("next_ids").and_then(Array::as_int)
     {
-        let next: Option<Vec<u32>> = ids.iter().map(|id| u32::try_from(*id).ok()).collect();
-        return next.ok_or_else(|| Failure::Running("no token can be chosen: a row of logits has no number".into()));
+        let chosen = |(sequence, id): (usize, &i32)| u32::try_from(*id).map_err(|_| not_finite(sequence, position, None));
+        return ids.iter().enumerate().map(chosen).collect();
     }
     let logits = out.last_logits(rows);
+    for (sequence, row) in logits.iter().enumerate() {
+        if let Some(found) = row.iter().enumerate().find(|(_, l)| !l.is_finite()) {
+            return Err(not_finite(sequence, position, Some(found)));
+        }
+    }
     let choice = |(sequence, row): (usize, &Vec<f32>)| job.sampler.next(row, sequence as u64, u64::from(position));
     let next: Result<Vec<u32>, _> = logits.iter().enumerate().map(choice).collect();
     match next {
@@ -265,6 +277,18 @@ fn choose(job: &Job<'_>, out: &StepOutput<f32>, rows: &[u32], position: u32) -> 
         }
         Err(e) => Err(Failure::Running(e.to_string())),
     }
+}
+
+/// What is wrong where a sequence has no next token: one of its logits is no finite number, so none of them can be trusted.
+fn not_finite(sequence: usize, position: u32, found: Option<(usize, &f32)>) -> Failure {
+    let what = match found {
+        Some((token, logit)) => format!("the logit of token {token} is {logit}"),
+        None => "a logit is NaN or infinite".to_owned(),
+    };
+    Failure::Running(format!(
+        "sequence {sequence} has no new token {position}: {what}. A weight is not finite, or values left the range of bf16; the same run with \
+         `--backend cpu` names the first command whose result is not finite"
+    ))
 }
 
 /// Named results as a safetensors file; the chosen ids are the caller's to print.

@@ -16,6 +16,7 @@ mod prompt;
 mod report;
 mod requests;
 mod resolve;
+mod room;
 mod scenario;
 mod sensitivity;
 mod speculation;

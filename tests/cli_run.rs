@@ -182,6 +182,19 @@ fn faults_are_read_before_anything_starts() {
 }
 
 #[test]
+fn what_a_run_has_not_is_refused_and_what_changes_nothing_is_said() {
+    line("run --prompt-ids 1 --engine vllm").refused(&["--engine 'vllm'", "moetwin sim predicts", "accepted: native"]);
+    line("run --prompt-ids 1 --engine-version 0.24").refused(&["--engine-version '0.24'"]);
+    line("run --prompt-ids 1 --tp 2 --ep 2 --dp-attention 2 --a2a deepep").refused(&["--a2a 'deepep'", "accepted: none, nccl"]);
+    line("run --prompt-ids 1 --tp 2 --ep 2 --dp-attention 2 --a2a flashinfer").refused(&["--a2a 'flashinfer'"]);
+    let greedy = line("run --prompt-ids 1 --max-tokens 1 --top-p 0.5 --engine native");
+    assert_eq!(greedy.code, 0);
+    assert!(greedy.err.contains("--top-p has no effect on --temperature 0"), "{}", greedy.err);
+    let drawn = line("run --prompt-ids 1 --max-tokens 1 --top-p 0.5 --temperature 1");
+    assert!(drawn.code == 0 && !drawn.err.contains("--top-p"), "{}", drawn.err);
+}
+
+#[test]
 fn a_model_beyond_this_machines_memory_is_refused_before_it_is_made() {
     // 1 T parameters as f32 are 4 TB.
     let run = line("run --model kimi-k2.5 --synthetic");

@@ -103,19 +103,21 @@ extern "C" __global__ void select_last(const bf16* x, const SequenceRows* sequen
     for (int i = threadIdx.x; i < n; i += blockDim.x) out[to + i] = x[from + i];
 }
 
-// ids[r] = index of the greatest logit of row `r`, the lowest among equals; -1 where none is a number above minus infinity. The blocks of a cluster
-// take a part of the row each. Grid: (PARTS, T).
+// ids[r] = index of the greatest logit of row `r`, the lowest among equals; -1 where any of them is no finite number. The blocks of a cluster take a
+// part of the row each. Grid: (PARTS, T).
 constexpr int PARTS = 8;
 extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) argmax(const bf16* logits, int* ids, int n) {
     take_turn();
     __shared__ float best_value[WARP];
     __shared__ int best_index[WARP];
-    // Value and index.
+    // Value, index, and whether a logit of the part is not finite.
     __shared__ float4 best;
     const int share = (n + 8 * PARTS - 1) / (8 * PARTS) * 8, first = cluster_rank() * share, last = min(n, first + share);
     const bf16* row = logits + (size_t)blockIdx.y * n;
     float value = -INF;
     int index = 0x7fffffff;
+    // One logit that is no finite number says that the others are not to be trusted either.
+    bool wrong = false;
     // A thread sees ascending indices, so the first of equals stays.
     if (n % 8 == 0)
         for (int i = first + threadIdx.x * 8; i < last; i += blockDim.x * 8) {
@@ -123,11 +125,15 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) argmax(const bf16* logi
             load8(row + i, v);
 #pragma unroll
             for (int j = 0; j < 8; ++j)
+            {
+                wrong |= !(fabsf(v[j]) < INF);
                 if (v[j] > value) { value = v[j]; index = i + j; }
+            }
         }
     else
         for (int i = first + threadIdx.x; i < last; i += blockDim.x) {
             const float v = f32(row[i]);
+            wrong |= !(fabsf(v) < INF);
             if (v > value) { value = v; index = i; }
         }
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
@@ -136,11 +142,11 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) argmax(const bf16* logi
         if (v > value || (v == value && i < index)) { value = v; index = i; }
     }
     if (threadIdx.x % WARP == 0) { best_value[threadIdx.x / WARP] = value; best_index[threadIdx.x / WARP] = index; }
-    __syncthreads();
+    wrong = __syncthreads_or(wrong);
     if (threadIdx.x == 0) {
         for (int w = 1; w < blockDim.x / WARP; ++w)
             if (best_value[w] > value || (best_value[w] == value && best_index[w] < index)) { value = best_value[w]; index = best_index[w]; }
-        best = make_float4(value, __int_as_float(index), 0.f, 0.f);
+        best = make_float4(value, __int_as_float(index), wrong ? 1.f : 0.f, 0.f);
     }
     cluster_barrier();
     if (cluster_rank() == 0 && threadIdx.x == 0) {
@@ -148,8 +154,9 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) argmax(const bf16* logi
         for (int r = 1; r < PARTS; ++r) {
             const float4 other = cluster_load(&best, r);
             if (other.x > value) { value = other.x; index = __float_as_int(other.y); }
+            wrong |= other.z != 0.f;
         }
-        ids[blockIdx.y] = index == 0x7fffffff ? -1 : index;
+        ids[blockIdx.y] = wrong || index == 0x7fffffff ? -1 : index;
     }
     cluster_barrier();
 }

@@ -169,7 +169,7 @@ fn all_reduces(ranks: u32, sizes: &[u64]) -> Result<Exchanges, Failure> {
 
 /// What a process started without peer access answers.
 fn exchanges_only(sizes: &[u64]) -> Result<Outcome, Failure> {
-    let ranks = u32::try_from(gpus_at_hand(2, None)?).unwrap_or(2);
+    let ranks = u32::try_from(gpus_at_hand(2, None)?.len()).unwrap_or(2);
     output::answer_json(&all_reduces(ranks, sizes)?)?;
     Ok(Outcome::Yes)
 }
@@ -186,7 +186,7 @@ fn on_gpus(args: &CalibrateArgs) -> Result<Outcome, Failure> {
         let layers = args.layers.min(u32::try_from(spec.layers.len()).unwrap_or(u32::MAX));
         specs.push((name, cut(spec, Some(layers))?));
     }
-    let found = gpus_at_hand(1, None)?;
+    let found = gpus_at_hand(1, None)?.len();
     let conditions = Conditions::here(&Deployment::default());
     let wires = match &args.machine {
         Some(name) => name.clone(),

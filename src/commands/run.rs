@@ -1,26 +1,29 @@
 //! `moetwin run`: the program with real values.
 
+mod answer;
+mod flags;
+mod inputs;
+
+pub(super) use flags::gpus_at_hand;
+pub(super) use inputs::cut;
+
 use super::slice::Slice;
-use crate::args::{AllReduceKind, DeploymentArgs, Speculation, Switch, not_yet};
+use crate::args::{DeploymentArgs, Switch};
 use crate::error::{Failure, InputError, Outcome};
-use crate::generation::{self, Generated, Job, OnGpus, generate, gpus, reference};
-use crate::measurement::{ClassJson, Conditions, Measured};
+use crate::generation::{self, Job, OnGpus, generate, gpus, reference};
+use crate::measurement::{Conditions, Measured};
 use crate::output::{self, NewFile};
-use crate::prompt;
-use crate::resolve::{self, Place};
-use crate::scenario::routing;
+use crate::resolve;
+use answer::{json, report};
 use clap::{Args, ValueEnum};
-use moetwin::cuda::exec::inject::Injection;
-use moetwin::cuda::exec::{AllReduceBackend, CudaExecutor, CudaOptions};
+use flags::{all_reduce, check_ep_capacity, injection, launcher, refuse_flags, tuning, without_effect};
+use inputs::{made_up, open_text, prompts, text_prompt, weights};
+use moetwin::cuda::exec::{CudaExecutor, CudaOptions};
 use moetwin::cuda::launcher::Launcher;
-use moetwin::cuda::{Search, probe};
-use moetwin::kernels::launch::Tuning;
-use moetwin::models::{AllToAll, Deployment, ModelSpec, RankId};
+use moetwin::models::{Deployment, RankId};
 use moetwin::runtime::builtin;
-use moetwin::runtime::text::{Sampler, TextError, TextModel, stop_tokens};
-use moetwin::runtime::weights::{CheckpointWeights, Layers, SyntheticWeights, UnroutableModel, WeightSource, first_layers};
-use serde::Serialize;
-use std::path::{Path, PathBuf};
+use moetwin::runtime::text::Sampler;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Tokens generated per sequence unless told otherwise.
@@ -82,7 +85,9 @@ Without --model the small model that ships with moetwin runs: a mixture of exper
 a seeded order that streams and events allow, which must not change a value.
 
 With --backend cuda all ranks run in this process, one GPU each. Started by torchrun or srun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
-MASTER_PORT, or Slurm's variables), each process runs one rank, so that several hosts can take part; rank 0 prints the answer.
+MASTER_PORT, or Slurm's variables), each process runs one rank, so that several hosts can take part; rank 0 prints the answer. Sums over ranks
+go by NCCL unless --allreduce says otherwise: `one-shot` is our own kernel over peer memory, `auto` takes it where every GPU of a group reaches
+every other over NVLink.
 
 With --trace the last pass is measured command by command, to be put beside a prediction by `moetwin compare`. With --only-rank one GPU runs
 one rank of the split; what stands in for the others copies and takes --collective-delay, so only times mean anything.")]
@@ -180,7 +185,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     let inject = args.inject.as_deref().map(|text| injection(text, args.backend, deployment.ranks())).transpose()?;
     check_ep_capacity(args, &deployment)?;
     let all_reduce = all_reduce(args)?;
-    let visible = if args.backend == Backend::Cuda { gpus_at_hand(deployment.ranks(), launcher.as_ref())? } else { 0 };
+    let gpus = if args.backend == Backend::Cuda { gpus_at_hand(deployment.ranks(), launcher.as_ref())? } else { Vec::new() };
     let how = OnGpus {
         deadline: Duration::from_secs(args.deadline),
         graphs: args.deployment.graphs != Some(Switch::Off),
@@ -189,114 +194,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         expert_capacity: args.ep_capacity,
         library: args.matmul != Some(Matmul::Own),
         launcher: launcher.as_ref().filter(|l| l.size > 1),
-        visible,
+        gpus,
         tuning: tuning(args)?,
     };
     execute(args, deployment, &how)
-}
-
-/// This process's place among those that a launcher has started.
-fn launcher() -> Result<Option<Launcher>, Failure> {
-    Launcher::read(|name| std::env::var(name).ok()).map_err(|e| {
-        let error = InputError::new(e.variable, e.message).accepted([e.accepted]);
-        if let Some(value) = e.value { error.value(value).into() } else { error.into() }
-    })
-}
-
-fn injection(text: &str, backend: Backend, ranks: u32) -> Result<Injection, Failure> {
-    if backend == Backend::Cpu {
-        return Err(InputError::new("--inject", "is for --backend cuda: the CPU reference calls no driver").value(text).into());
-    }
-    let injection = Injection::parse(text, ranks).map_err(|e| InputError::new("--inject", e).value(text))?;
-    output::note(&format!("injecting {injection}"));
-    Ok(injection)
-}
-
-/// Room in the buffers of experts, for a run that has such.
-fn check_ep_capacity(args: &RunArgs, deployment: &Deployment) -> Result<(), Failure> {
-    let Some(rows) = args.ep_capacity else { return Ok(()) };
-    let refuse = |why: &str, accepted: &str| {
-        Err(InputError::new("--ep-capacity", why)
-            .value(rows.to_string())
-            .accepted([accepted, "no --ep-capacity: room for all rows"])
-            .into())
-    };
-    if args.backend == Backend::Cpu {
-        return refuse("is for --backend cuda: the CPU reference has no buffers", "--backend cuda");
-    }
-    if deployment.a2a == AllToAll::None {
-        return refuse("is for runs that send rows to experts of other ranks", "--a2a nccl with --ep of 2 or more");
-    }
-    Ok(())
-}
-
-/// Which code sums over the ranks of a run.
-fn all_reduce(args: &RunArgs) -> Result<AllReduceBackend, Failure> {
-    match args.deployment.allreduce {
-        _ if args.backend == Backend::Cpu => Ok(AllReduceBackend::Nccl),
-        None | Some(AllReduceKind::Auto | AllReduceKind::Nccl) => Ok(AllReduceBackend::Nccl),
-        Some(AllReduceKind::OneShot) => Ok(AllReduceBackend::OneShot),
-        Some(AllReduceKind::Engine) => Err(InputError::new("--allreduce", "no engine's kernels are run here; moetwin sim predicts them")
-            .value("engine")
-            .accepted(["auto", "nccl", "one-shot"])
-            .into()),
-        Some(AllReduceKind::TwoShot) => Err(not_yet("--allreduce", "two-shot", &["auto", "nccl", "one-shot"])),
-    }
-}
-
-/// Flags that a run cannot obey.
-fn refuse_flags(args: &RunArgs) -> Result<(), Failure> {
-    let d = &args.deployment;
-    for (flag, given) in [("--batch", d.batch.is_some()), ("--context", d.context.is_some()), ("--phase", d.phase.is_some())] {
-        if given && (flag == "--phase" || !drawn_prompts(args)) {
-            let accepted = ["--input-ids FILE", "--prompt-ids ID,ID,..", "--prompt TEXT", "--synthetic without prompts"];
-            return Err(InputError::new(flag, "is not for run: the prompts decide it").accepted(accepted).into());
-        }
-    }
-    if d.spec.is_some_and(|s| s != Speculation::None) || d.spec_accept.is_some() {
-        return Err(InputError::new("--spec", "is not for run: no draft is executed; moetwin sim predicts it").accepted(["none"]).into());
-    }
-    if let Some(rank) = args.only_rank
-        && !(drawn_prompts(args) && args.backend == Backend::Cuda)
-    {
-        let error =
-            InputError::new("--only-rank", "measures a rank with made-up weights and tokens: what other ranks would send is not there");
-        return Err(error.value(rank.to_string()).accepted(["--backend cuda --synthetic and no prompt"]).into());
-    }
-    let delay = args.collective_delay;
-    if delay != 0.0 && (args.only_rank.is_none() || !(0.0..=1e6).contains(&delay)) {
-        let error = InputError::new("--collective-delay", "is what stands in for a collective with --only-rank, in microseconds");
-        return Err(error.value(delay.to_string()).accepted(["0 to 1000000, with --only-rank R"]).into());
-    }
-    if d.routing.is_some() && !args.synthetic {
-        let error = InputError::new("--routing", "is what made-up weights are made for; of a checkpoint its router decides");
-        return Err(error.accepted(["--synthetic --routing R"]).into());
-    }
-    if let Some(trace) = &args.trace
-        && args.backend == Backend::Cpu
-    {
-        let error = InputError::new("--trace", "measures GPUs; times of the CPU reference say nothing about a step");
-        return Err(error.value(trace.to_string_lossy()).accepted(["--backend cuda", "moetwin sim --trace, which predicts"]).into());
-    }
-    Ok(())
-}
-
-/// Whether prompts are drawn: made-up weights and no prompt of any kind.
-fn drawn_prompts(args: &RunArgs) -> bool {
-    args.synthetic && args.input_ids.is_none() && args.prompt_ids.is_none() && args.prompt.is_none()
-}
-
-/// Flags that were given and do not touch a run on this backend.
-fn without_effect(args: &DeploymentArgs, backend: Backend) -> Vec<&'static str> {
-    let given = [
-        ("--machine", args.machine.is_some() && backend == Backend::Cpu),
-        ("--graphs", args.graphs.is_some() && backend == Backend::Cpu),
-        ("--p2p", args.p2p.is_some()),
-        ("--allreduce", args.allreduce.is_some() && backend == Backend::Cpu),
-        ("--nccl-graph", args.nccl_graph.is_some()),
-        ("--kv-dtype", args.kv_dtype.is_some()),
-    ];
-    given.into_iter().filter(|(_, given)| *given).map(|(flag, _)| flag).collect()
 }
 
 fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<Outcome, Failure> {
@@ -317,9 +218,8 @@ fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<O
         .map_err(|e| InputError::new(if e.to_string().starts_with("top-p") { "--top-p" } else { "--temperature" }, e.to_string()))?;
     let text = text_prompt(args).map(|text| open_text(text, &model.weights, &spec)).transpose()?;
     let prompts = prompts(args, &spec, text.as_ref())?;
-    let products = (args.backend == Backend::Cpu && args.matmul.is_some()).then_some("--matmul");
-    for flag in without_effect(&args.deployment, args.backend).into_iter().chain(products) {
-        output::note(&format!("note: {flag} has no effect on {}", args.backend.words()));
+    for (flag, on) in without_effect(args) {
+        output::note(&format!("note: {flag} has no effect on {on}"));
     }
     let weights = weights(args, name, &model.weights, &spec)?;
     if args.backend == Backend::Cpu {
@@ -391,18 +291,6 @@ fn conditions(args: &RunArgs, model: &str, deployment: &Deployment) -> Condition
     }
 }
 
-/// Launches as measured on the machine that is named; the constants' where none is, or none was measured.
-fn tuning(args: &RunArgs) -> Result<Tuning, Failure> {
-    let (Some(name), Backend::Cuda) = (&args.deployment.machine, args.backend) else { return Ok(Tuning::default()) };
-    let own = resolve::machine("--machine", name)?.kernels;
-    let tuning = own.as_ref().map_or_else(Tuning::default, |own| Tuning::new(own.choices.clone()));
-    output::note(&match own {
-        Some(own) if !tuning.is_empty() => format!("{} launches as chosen by measurement: {}", tuning.len(), own.source),
-        _ => format!("note: {name} holds no measured choices of launches (moetwin calibrate --tune); constants decide"),
-    });
-    Ok(tuning)
-}
-
 /// One rank alone.
 fn slice_of(args: &RunArgs, rank: RankId, deployment: Deployment, launcher: Option<&Launcher>) -> Result<Outcome, Failure> {
     let (ranks, given) = (deployment.ranks(), rank.0.to_string());
@@ -417,8 +305,7 @@ fn slice_of(args: &RunArgs, rank: RankId, deployment: Deployment, launcher: Opti
     let name = args.deployment.model.as_deref().unwrap_or(builtin::NAME);
     let spec = cut(resolve::model("--model", name)?.spec, args.layers)?;
     let step = args.deployment.step(&spec)?;
-    gpus_at_hand(1, None)?;
-    let memory_bytes = probe(&Search::from_environment()).gpus.first().map_or(0, |g| g.memory_bytes);
+    let memory_bytes = gpus_at_hand(1, None)?.first().map_or(0, |g| g.memory_bytes);
     let options = CudaOptions {
         graphs: args.deployment.graphs != Some(Switch::Off),
         stand_in: Some(Duration::from_secs_f64(args.collective_delay / 1e6)),
@@ -435,180 +322,4 @@ fn slice_of(args: &RunArgs, rank: RankId, deployment: Deployment, launcher: Opti
         Ok(executor)
     };
     slice.measure(memory_bytes, open)?.report(&spec.name, args.deployment.seed, args.deployment.json, trace)
-}
-
-/// The model with its first layers only.
-pub(super) fn cut(spec: ModelSpec, layers: Option<u32>) -> Result<ModelSpec, Failure> {
-    match layers {
-        None => Ok(spec),
-        Some(n) if n as usize > spec.layers.len() => {
-            let message = format!("{} has {} layers", spec.name, spec.layers.len());
-            Err(InputError::new("--layers", message).value(n.to_string()).accepted([format!("1 to {}", spec.layers.len())]).into())
-        }
-        Some(n) => Ok(first_layers(&spec, n as usize)),
-    }
-}
-
-/// A prompt that is text.
-struct TextPrompt<'a> {
-    prompt: &'a str,
-    model: TextModel,
-    /// Tokens that end the text.
-    stop: Vec<u32>,
-}
-
-/// The prompt as text; where no prompt of any kind was given, one that suits the shipped model.
-fn text_prompt(args: &RunArgs) -> Option<&str> {
-    let shipped = args.deployment.model.is_none() && !args.synthetic && args.input_ids.is_none() && args.prompt_ids.is_none();
-    args.prompt.as_deref().or_else(|| shipped.then_some(DEFAULT_PROMPT))
-}
-
-fn open_text<'a>(prompt: &'a str, place: &Place, spec: &ModelSpec) -> Result<TextPrompt<'a>, Failure> {
-    let wrong = |e: TextError| Failure::from(InputError::new("--prompt", e.to_string()));
-    // Read again: what ends a text is no part of the model's graph.
-    let file = |folder: &Path, name: &str| {
-        let path = folder.join(name);
-        path.exists().then(|| resolve::read_text("--model", &folder.to_string_lossy(), &path)).transpose()
-    };
-    let (model, stop) = match place {
-        Place::Nowhere => return Err(InputError::new("--prompt", "needs a --model with a tokenizer.json in its folder").into()),
-        Place::Shipped => (builtin::text(spec).map_err(wrong)?, stop_tokens(builtin::CONFIG, None).map_err(wrong)?),
-        Place::Folder(folder) => {
-            let (config, generation) = (file(folder, "config.json")?.unwrap_or_default(), file(folder, "generation_config.json")?);
-            (TextModel::open(folder, spec.vocab).map_err(wrong)?, stop_tokens(&config, generation.as_deref()).map_err(wrong)?)
-        }
-    };
-    Ok(TextPrompt { prompt, model, stop })
-}
-
-fn prompts(args: &RunArgs, spec: &ModelSpec, text: Option<&TextPrompt<'_>>) -> Result<Vec<Vec<i32>>, Failure> {
-    let prompts = match (&args.input_ids, &args.prompt_ids, text) {
-        (Some(path), ..) => prompt::from_file("--input-ids", path, spec)?,
-        (_, Some(ids), _) => vec![prompt::checked("--prompt-ids", ids.iter().map(|id| i64::from(*id)), spec)?],
-        (_, _, Some(text)) => {
-            let ids = text.model.encode(text.prompt).map_err(|e| InputError::new("--prompt", e.to_string()))?;
-            vec![prompt::checked("--prompt", ids.iter().map(|id| i64::from(*id)), spec)?]
-        }
-        _ if drawn_prompts(args) => {
-            let length = args.deployment.context.unwrap_or(DRAWN_PROMPT);
-            prompt::drawn(args.deployment.batch.unwrap_or(1), length.max(1), spec, args.deployment.seed)
-        }
-        _ => {
-            let accepted = ["--input-ids FILE", "--prompt-ids ID,ID,..", "--prompt TEXT"];
-            return Err(InputError::new("prompt", "none was given").accepted(accepted).into());
-        }
-    };
-    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) as u64;
-    let last = longest + u64::from(args.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
-    if last > spec.max_positions {
-        let message = format!("{longest} tokens of prompt and the new ones reach position {last}; the model allows {}", spec.max_positions);
-        return Err(InputError::new("--max-tokens", message).into());
-    }
-    Ok(prompts)
-}
-
-/// Weights drawn by the seed, under which tokens choose experts as `--routing` says.
-fn made_up(args: &RunArgs, spec: &ModelSpec) -> Result<SyntheticWeights, Failure> {
-    let weights = SyntheticWeights::new(spec, args.deployment.seed);
-    let Some(asked) = &args.deployment.routing else { return Ok(weights) };
-    let distribution = routing(Some(asked), spec)?;
-    let refused = |e: UnroutableModel| InputError::new("--routing", e.to_string()).accepted(["uniform", "no --routing"]).into();
-    weights.with_routing(spec, &distribution).map_err(refused)
-}
-
-fn weights(args: &RunArgs, name: &str, place: &Place, spec: &ModelSpec) -> Result<Box<dyn WeightSource>, Failure> {
-    if args.synthetic {
-        return Ok(Box::new(made_up(args, spec)?));
-    }
-    let layers = if args.layers.is_some() { Layers::First } else { Layers::All };
-    let opened = match place {
-        Place::Folder(folder) => CheckpointWeights::open(folder, spec, layers),
-        Place::Shipped => builtin::weights(spec, layers),
-        Place::Nowhere => {
-            let message = "has no weights here: it is a configuration only";
-            let accepted = ["a folder with weights", "any model with --synthetic"];
-            return Err(InputError::new("--model", message).value(name).accepted(accepted).into());
-        }
-    };
-    Ok(Box::new(opened.map_err(|e| InputError::new("--model", e.to_string()).value(name))?))
-}
-
-#[derive(Serialize)]
-struct RunJson<'a> {
-    schema: u32,
-    seed: u64,
-    backend: &'static str,
-    model: &'a str,
-    ranks: u32,
-    collectives: u64,
-    step_ms: Option<StepMs>,
-    tokens_per_s: Option<f64>,
-    breakdown: Vec<ClassJson>,
-    tokens: &'a [Vec<u32>],
-}
-
-/// Times of decode passes.
-#[derive(Serialize)]
-struct StepMs {
-    median: f64,
-    p99: f64,
-}
-
-fn json<'a>(spec: &'a ModelSpec, job: &Job<'_>, generated: &'a Generated, backend: Backend, measured: Option<&Measured>) -> RunJson<'a> {
-    RunJson {
-        schema: 1,
-        seed: job.order_seed,
-        backend: backend.name(),
-        model: &spec.name,
-        ranks: job.deployment.ranks(),
-        collectives: generated.collectives,
-        step_ms: generated.step_quantiles_ms().map(|(median, p99)| StepMs { median, p99 }),
-        tokens_per_s: generated.tokens_per_s(),
-        // Only a measured pass is timed by class of op.
-        breakdown: measured.map_or_else(Vec::new, Measured::by_class),
-        tokens: &generated.tokens,
-    }
-}
-
-fn report(spec: &ModelSpec, job: &Job<'_>, generated: &Generated, streamed: bool, backend: Backend) -> String {
-    let mut out = String::new();
-    if !streamed {
-        for (i, tokens) in generated.tokens.iter().enumerate() {
-            let ids: Vec<String> = tokens.iter().map(ToString::to_string).collect();
-            out.push_str(&format!("sequence {i}: {}\n", ids.join(" ")));
-        }
-    }
-    let ranks = job.deployment.ranks();
-    let speed = match (generated.step_quantiles_ms(), generated.tokens_per_s()) {
-        (Some((median, p99)), Some(rate)) => format!("{rate:.1} tok/s, {median:.2} ms a step (99 % under {p99:.2})"),
-        _ => "one pass, nothing to time".to_owned(),
-    };
-    output::note(&format!(
-        "{} on {}, {ranks} rank{}, {} exchanges a pass: {speed}; seed {}",
-        spec.name,
-        backend.words(),
-        if ranks == 1 { "" } else { "s" },
-        generated.collectives,
-        job.order_seed
-    ));
-    out
-}
-
-/// Says what keeps CUDA from being used here; how many GPUs there are if nothing does.
-pub(super) fn gpus_at_hand(ranks: u32, launcher: Option<&Launcher>) -> Result<usize, Failure> {
-    let probed = probe(&Search::from_environment());
-    let mut missing = probed.missing_for(ranks as usize);
-    if launcher.is_some() {
-        // One rank here; that there are others is seen in NCCL being needed.
-        missing.retain(|(name, _)| *name != "GPU");
-        missing.extend(probed.missing_for(1).into_iter().filter(|(name, _)| *name == "GPU"));
-    }
-    if missing.is_empty() {
-        return Ok(probed.gpus.len());
-    }
-    let mut text = "CUDA cannot be used here".to_owned();
-    for (name, m) in missing {
-        text.push_str(&format!("\n  {name}: {}\n    {}", m.why, m.remedy));
-    }
-    Err(Failure::Running(text))
 }

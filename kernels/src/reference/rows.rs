@@ -61,7 +61,8 @@ fn last_rows<T: Real>(operands: &Operands<'_, T>, sequences: &[CacheSlot]) -> Re
     rows.collect()
 }
 
-/// `(logits[LogitsRows, V]) -> ids[LogitsRows]`, ties to the lowest id. What is not a number never wins.
+/// `(logits[LogitsRows, V]) -> ids[LogitsRows]`, ties to the lowest id, -1 for a row with a value that is no finite number:
+/// then the others are not to be trusted either.
 pub(super) fn argmax<T: Real>(operands: Operands<'_, T>, outputs: &mut [Array<T>]) -> Result<(), ReferenceError> {
     operands.expect(1, 1)?;
     let logits = operands.matrix(0, "logits")?;
@@ -72,8 +73,8 @@ pub(super) fn argmax<T: Real>(operands: Operands<'_, T>, outputs: &mut [Array<T>
     let ids = operands.id_result(ids, "ids", &[logits.rows])?;
     for_rows(ids, 1, |row, out| {
         let row = logits.row(row);
-        let best = (0..row.len()).fold(0, |best, i| if row[i] > row[best] || (row[best].is_nan() && !row[i].is_nan()) { i } else { best });
-        out[0] = best as i32;
+        let finite = row.iter().all(|v| v.to_f64().is_finite());
+        out[0] = if finite { (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best }) as i32 } else { -1 };
     });
     Ok(())
 }

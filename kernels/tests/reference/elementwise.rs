@@ -50,10 +50,10 @@ fn sigmoid_scale_by_row_or_by_element() {
 }
 
 #[test]
-fn argmax_takes_the_lowest_of_equals_and_never_nan() {
-    let nan = f64::NAN;
-    let logits = real(&[5, 3], &[1.0, 3.0, 3.0, nan, -9.0, nan, nan, nan, nan, 2.0, nan, 1.0, -1.0, -1.0, -2.0]);
-    check(&Op::Argmax, &plain(), &[logits], &[Result64::Int(vec![5])], &[ids(&[5], &[1, 1, 0, 0, 0])]);
+fn argmax_takes_the_lowest_of_equals_and_nothing_of_a_row_that_is_not_finite() {
+    let (nan, inf) = (f64::NAN, f64::INFINITY);
+    let logits = real(&[5, 3], &[1.0, 3.0, 3.0, nan, -9.0, nan, 2.0, inf, 1.0, 2.0, -inf, 1.0, -1.0, -1.0, -2.0]);
+    check(&Op::Argmax, &plain(), &[logits], &[Result64::Int(vec![5])], &[ids(&[5], &[1, -1, -1, -1, 0])]);
 }
 
 #[test]

@@ -174,12 +174,14 @@ impl Probe {
     pub fn pieces(&self) -> [(&'static str, &Piece); 4] {
         [(DRIVER.name, &self.driver), (NVRTC.name, &self.nvrtc), (CUBLASLT.name, &self.cublaslt), (NCCL.name, &self.nccl)]
     }
-    /// Everything that keeps `ranks` ranks from running here, one GPU each; NCCL is needed by two or more.
+    /// Everything that keeps `ranks` ranks from running here, one GPU each; NCCL is needed by two or more. Without cuBLASLt our own kernels
+    /// do its work.
     pub fn missing_for(&self, ranks: usize) -> Vec<(&'static str, Missing)> {
         let mut all = Vec::new();
         for (name, piece) in self.pieces() {
             if let Piece::Missing(m) = piece
                 && (name != NCCL.name || ranks > 1)
+                && name != CUBLASLT.name
             {
                 all.push((name, m.clone()));
             }

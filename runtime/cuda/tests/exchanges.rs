@@ -63,6 +63,25 @@ fn a_rank_that_cannot_map_leaves_all_to_nccl_and_says_so() {
 }
 
 #[test]
+fn auto_takes_one_shot_over_nvlink_and_nccl_elsewhere() {
+    let auto = |host: &FakeHost| run(host, &summing(), |options| options.all_reduce = AllReduceBackend::Auto);
+    let met = |host: &FakeHost| count(host, 6, |a| matches!(a, Asked::Meet(_)));
+    let (linked, bridged, asked_for) = (FakeHost::default(), FakeHost::default().without_nvlink(), FakeHost::default().without_nvlink());
+    let (outcome, remarks) = auto(&linked);
+    outcome.unwrap();
+    assert!(met(&linked) > 0 && remarks[0].contains("take one shot up to"), "{remarks:?}");
+    let (outcome, remarks) = auto(&bridged);
+    outcome.unwrap();
+    assert!(met(&bridged) == 0 && remarks[0].contains("use NCCL, not one-shot: rank 0: no NVLink"), "{remarks:?}");
+    // Whoever names the kernel gets it where memory can be mapped at all.
+    run(&asked_for, &summing(), one_shot).0.unwrap();
+    assert!(met(&asked_for) > 0);
+    for host in [&linked, &bridged, &asked_for] {
+        assert_eq!((host.wrong(), host.open_gpus()), (Vec::<String>::new(), 0));
+    }
+}
+
+#[test]
 fn faults_while_windows_are_made_are_named() {
     let mut named = 0;
     for call in 0..9 {

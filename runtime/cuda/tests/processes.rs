@@ -3,7 +3,8 @@
 
 mod support;
 
-use moetwin_cuda::exec::fake::{Fabric, FakeHost, LocalFabric};
+use moetwin_cuda::exec::AllReduceBackend;
+use moetwin_cuda::exec::fake::{Asked, Fabric, FakeHost, LocalFabric};
 use moetwin_cuda::exec::inject::Injection;
 use moetwin_cuda::launcher::Launcher;
 use moetwin_cuda::link::Link;
@@ -14,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use support::{exchanging, model, options, programs, serve};
+use support::{exchanging, model, options, programs, serve, summing};
 
 /// Where the parent keeps the fabric; set only in the children.
 const FABRIC: &str = "MOETWIN_TEST_FABRIC";
@@ -22,6 +23,8 @@ const FABRIC: &str = "MOETWIN_TEST_FABRIC";
 const FAULT: &str = "MOETWIN_TEST_FAULT";
 /// Seconds that the children have to find each other.
 const MEETING: &str = "MOETWIN_TEST_MEETING";
+/// Set where sums take one shot over windows that the children map of each other.
+const ONE_SHOT: &str = "MOETWIN_TEST_ONE_SHOT";
 /// Variables of both conventions, which a child must not inherit.
 const VARIABLES: [&str; 11] = [
     "RANK",
@@ -105,7 +108,10 @@ fn child() {
     let host = FakeHost::new(Arc::new(FarFabric(Mutex::new(BufReader::new(stream))))).in_real_time();
     let inject = std::env::var(FAULT).ok().map(|text| text.parse::<Injection>().unwrap());
     let spec = model();
-    let programs = programs(&spec, &exchanging());
+    let one_shot = std::env::var_os(ONE_SHOT).is_some();
+    let programs = programs(&spec, &if one_shot { summing() } else { exchanging() });
+    let mut options = options(DEADLINE, inject);
+    options.all_reduce = if one_shot { AllReduceBackend::OneShot } else { AllReduceBackend::Nccl };
     let limit = std::env::var(MEETING).map_or(20, |s| s.parse().unwrap());
     let link = match Link::establish(&launcher, "test", Duration::from_secs(limit)) {
         Ok(link) => link,
@@ -114,8 +120,12 @@ fn child() {
             std::process::exit(3);
         }
     };
-    let outcome = serve(host.clone(), vec![RankId(launcher.rank)], Some(link), options(DEADLINE, inject), &spec, &programs);
-    let wrong = host.wrong();
+    let outcome = serve(host.clone(), vec![RankId(launcher.rank)], Some(link), options, &spec, &programs);
+    let mut wrong = host.wrong();
+    let meets = host.log().iter().filter(|(_, a)| matches!(a, Asked::Meet(_))).count();
+    if outcome.is_ok() && one_shot != (meets > 0) {
+        wrong.push(format!("{meets} sums took one shot"));
+    }
     let mut err = std::io::stderr().lock();
     let text = match outcome {
         Ok(()) if wrong.is_empty() => "outcome: served".to_owned(),
@@ -143,6 +153,7 @@ enum Variables {
 struct Start<'a> {
     variables: Variables,
     fault: Option<&'a str>,
+    one_shot: bool,
     /// The ranks that are started at all.
     ranks: std::ops::Range<u32>,
     /// Where they meet, a free port unless it is given.
@@ -152,7 +163,7 @@ struct Start<'a> {
 }
 
 impl Start<'_> {
-    const TORCH: Self = Self { variables: Variables::Torch, fault: None, ranks: 0..8, port: None, meeting: 20 };
+    const TORCH: Self = Self { variables: Variables::Torch, fault: None, one_shot: false, ranks: 0..8, port: None, meeting: 20 };
 }
 
 /// Starts children and collects how they end; none may take longer than `limit`.
@@ -186,6 +197,9 @@ fn run(start: &Start<'_>, limit: Duration, meddle: impl Fn(&mut [Child])) -> Vec
                 command.env("SLURM_PROCID", rank.to_string()).env("SLURM_NTASKS", "8").env("SLURM_LOCALID", (rank % 4).to_string());
                 command.env("SLURM_STEP_ID", "0").env("SLURM_STEP_NODELIST", "localhost,elsewhere7").env("SLURM_JOB_ID", "4711");
             }
+        }
+        if start.one_shot {
+            command.env(ONE_SHOT, "1");
         }
         if let Some(fault) = start.fault {
             command.env(FAULT, fault);
@@ -245,8 +259,12 @@ fn a_port_that_another_program_has_ends_all_with_the_address() {
 
 /// Everybody else ends with exit code 3 and names the same rank and phase.
 fn check(fault: &str, rank: usize, phase: &str, own: Option<i32>) {
-    let begin = Instant::now();
-    let all = run(&Start { fault: Some(fault), ..Start::TORCH }, Duration::from_secs(60), |_| ());
+    check_with(Start { fault: Some(fault), ..Start::TORCH }, rank, phase, own);
+}
+
+fn check_with(start: Start<'_>, rank: usize, phase: &str, own: Option<i32>) {
+    let (begin, fault) = (Instant::now(), start.fault.unwrap_or_default());
+    let all = run(&start, Duration::from_secs(60), |_| ());
     for (i, ended) in all.iter().enumerate() {
         if i == rank {
             assert_eq!(ended.code, own, "{fault}: rank {i}: {}", ended.said);
@@ -265,6 +283,16 @@ fn check(fault: &str, rank: usize, phase: &str, own: Option<i32>) {
 fn a_process_that_dies_ends_all_others() {
     check("5:connect.0:die", 5, "connect", Some(137));
     check("0:serve.3:die", 0, "serve", Some(137));
+}
+
+#[test]
+fn processes_map_each_others_windows_and_end_together() {
+    let start = |fault| Start { fault, one_shot: true, ..Start::TORCH };
+    for (rank, ended) in run(&start(None), Duration::from_secs(60), |_| ()).into_iter().enumerate() {
+        assert_eq!((ended.code, ended.said.as_str()), (Some(0), "outcome: served"), "rank {rank}");
+    }
+    check_with(start(Some("4:warm-up.20:die")), 4, "warm-up", Some(137));
+    check_with(start(Some("1:warm-up.20:stall")), 1, "warm-up", Some(3));
 }
 
 #[test]

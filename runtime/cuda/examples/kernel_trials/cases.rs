@@ -86,7 +86,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "expert lists",
         draw: |n| experts(n, BF16),
         by: By::Choice,
-        wrong: ("__popc(same & before_me)", "__popc(same & before_me & 0xffffu)"),
+        wrong: ("units = (count + unit - 1) / unit", "units = count / unit"),
     },
     Family {
         name: "one token's experts",
@@ -396,7 +396,12 @@ fn argmax(n: &mut Numbers) -> Case {
     let mut b = Build::rows(rows);
     // Few distinct values: the first of equals wins.
     let kinds = n.pick(&[3, 1 << 20]);
-    let values = (0..rows * width).map(|_| n.below(kinds) as f64 / 64.0).collect();
+    let mut values: Vec<f64> = (0..rows * width).map(|_| n.below(kinds) as f64 / 64.0).collect();
+    // A row with a value that is no finite number has no choice.
+    if n.below(3) == 0 {
+        let at = n.below(rows * width) as usize;
+        values[at] = n.pick(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY]);
+    }
     b.real(vec![Dim::LogitsRows, Dim::Vocab(width)], Array::real(&[rows as usize, width as usize], values));
     b.finish(Op::Argmax, vec![(vec![Dim::LogitsRows], DType::I32, None)])
 }

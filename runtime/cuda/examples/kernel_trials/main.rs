@@ -10,6 +10,7 @@ mod bench;
 mod build;
 mod cases;
 mod exchange;
+mod planted;
 
 use build::Numbers;
 use cases::{By, FAMILIES, Family};
@@ -70,20 +71,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     let number = |name: &str, default: u64| value(name).map_or(Ok(default), str::parse::<u64>);
     let (seed, count, only) = (number("--seed", 1)?, number("--cases", 12)?, value("--only"));
     let search = Search::from_environment();
-    let changes = || FAMILIES.iter().map(|f| (f.name, f.wrong)).chain(EXCHANGES.iter().map(|f| (f.name, f.wrong)));
     if given("--families").is_some() {
-        changes().try_for_each(|(name, _)| writeln!(stdout(), "{name}"))?;
+        planted::changes().try_for_each(|(name, _)| writeln!(stdout(), "{name}"))?;
         return Ok(());
     }
     if let (Some(name), Some(folder), Some(architecture)) = (value("--plant"), value("--into"), value("--compile")) {
-        let (_, wrong) = changes().find(|(n, _)| *n == name).ok_or_else(|| format!("no family is named {name:?}; see --families"))?;
+        let (_, wrong) =
+            planted::changes().find(|(n, _)| *n == name).ok_or_else(|| format!("no family is named {name:?}; see --families"))?;
         plant_changed(&search, architecture, wrong.0, wrong.1, Path::new(folder))?;
         return Ok(());
     }
     if let Some(architecture) = value("--compile") {
         // Fills the cache of CUBINs where there is no GPU.
         compile_all(&search, architecture)?;
-        for (_, wrong) in changes() {
+        let planted = planted::changes().map(|(_, wrong)| wrong);
+        for wrong in FAMILIES.iter().map(|f| f.wrong).chain(EXCHANGES.iter().map(|f| f.wrong)).chain(planted) {
             compile_changed(&search, architecture, wrong.0, wrong.1)?;
         }
         return Ok(());

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::compile::Cubins;
-use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, StopWord, Stream};
+use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, StopWord, Stream, Way};
 use crate::cublaslt::{CublasLt, Products};
 use crate::device::Device;
 use crate::exec::ticket::Ticket;
@@ -170,12 +170,29 @@ impl DriverGpu {
         self.opened.push(address);
         Ok(address)
     }
+    /// Whether the driver says that the way to another GPU of this process's numbering is NVLink.
+    fn is_linked(&self, peer: i32) -> bool {
+        let (own, mut native) = (self.device.as_ref().map_or(0, Device::ordinal) as i32, 0);
+        let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+        // SAFETY: writes one int.
+        let code = unsafe { sys::cuDeviceGetP2PAttribute(&raw mut native, attribute, own, peer) };
+        code == sys::CUresult::CUDA_SUCCESS && native != 0
+    }
     /// Frees all memory; captured graphs that name it may not be replayed any more.
     pub(super) fn free_all(&mut self) {
         for address in self.allocations.clone() {
             self.free(address);
         }
     }
+}
+
+/// The GPU that memory is on, by this process's numbering.
+fn gpu_of(address: sys::CUdeviceptr) -> Option<i32> {
+    let mut ordinal: i32 = -1;
+    let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+    // SAFETY: this attribute is one int.
+    let code = unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address) };
+    (code == sys::CUresult::CUDA_SUCCESS && ordinal >= 0).then_some(ordinal)
 }
 
 impl Gpu for DriverGpu {
@@ -307,13 +324,25 @@ impl Gpu for DriverGpu {
         let ordinal = self.device.as_ref().map_or(0, Device::ordinal) as u64;
         Ok((address, Ticket::of_this_process(context as u64, ordinal, address, handle).encode()))
     }
-    fn map(&mut self, ticket: &[u8]) -> Result<Result<Address, String>, GpuError> {
+    fn map(&mut self, ticket: &[u8], way: Way) -> Result<Result<Address, String>, GpuError> {
         let ticket = Ticket::decode(ticket).ok_or_else(|| GpuError::new("mapping a peer's memory", "its ticket cannot be read"))?;
-        match (ticket.is_of_this_process(), ticket.is_of_this_host()) {
-            (true, _) => self.enable(&ticket),
-            (false, true) => Ok(self.open_handle(&ticket)),
-            (false, false) => Ok(Err("a peer's GPU is on another host".to_owned())),
+        let (mapped, peer) = match (ticket.is_of_this_process(), ticket.is_of_this_host()) {
+            (true, _) => (self.enable(&ticket)?, Some(ticket.ordinal as i32)),
+            // The other process may number GPUs otherwise; the driver knows whose memory it is.
+            (false, true) => {
+                let opened = self.open_handle(&ticket);
+                let peer = opened.as_ref().ok().and_then(|address| gpu_of(*address));
+                (opened, peer)
+            }
+            (false, false) => return Ok(Err("a peer's GPU is on another host".to_owned())),
+        };
+        if let (Ok(address), Way::NvLink) = (&mapped, way)
+            && !peer.is_some_and(|peer| self.is_linked(peer))
+        {
+            self.unmap(*address);
+            return Ok(Err("its GPU reaches a peer's memory, but not over NVLink".to_owned()));
         }
+        Ok(mapped)
     }
     fn unmap(&mut self, address: Address) {
         if let Some(i) = self.opened.iter().position(|a| *a == address) {

@@ -170,6 +170,7 @@ impl<H: Host> CudaExecutor<H> {
             events: sender,
             limits: Limits { capacity: options.capacity, deadline: options.deadline, expert_capacity: options.expert_capacity },
             injection: options.inject,
+            remarks: options.inject.and(options.remarks.clone()),
             stand_in: options.stand_in,
             alone: link.is_some(),
         };
@@ -264,6 +265,8 @@ impl<H: Host> CudaExecutor<H> {
         self.notes.abort.raise();
         if let Some(link) = &self.link {
             link.report(&failed, false);
+            // At once: a launcher that sees another process end first ends this one before it has closed everything.
+            self.options.remarks.as_ref().map(|r| r.send(format!("{failed}; the run ends")).ok());
         }
         let error = device(&failed);
         self.failed = Some(failed);
@@ -408,7 +411,7 @@ impl<H: Host> CudaExecutor<H> {
             self.answers(0)?;
             self.communicators.insert(members.clone(), number);
         }
-        if self.options.all_reduce == AllReduceBackend::OneShot {
+        if self.options.all_reduce != AllReduceBackend::Nccl {
             self.open_windows(program)?;
         }
         let groups = program.groups.iter().map(|(_, g)| self.communicators[&g.ranks]).collect();

@@ -60,6 +60,8 @@ pub struct FakeHost {
     pub(super) memory_bytes: u64,
     /// A rank that cannot map what others publish.
     pub(super) apart: Option<RankId>,
+    /// Whether GPUs reach each other's memory over PCIe only.
+    pub(super) bridged: bool,
     /// Whether there is a matrix library.
     pub(super) library: bool,
     /// What a rank's kernel notes as wrong.
@@ -83,6 +85,7 @@ impl FakeHost {
             stuck_kernel: None,
             memory_bytes: 1 << 36,
             apart: None,
+            bridged: false,
             library: false,
             fault: None,
             start: None,
@@ -99,6 +102,10 @@ impl FakeHost {
     /// A rank cannot map what others publish.
     pub fn with_rank_apart(self, rank: RankId) -> Self {
         Self { apart: Some(rank), ..self }
+    }
+    /// GPUs without NVLink.
+    pub fn without_nvlink(self) -> Self {
+        Self { bridged: true, ..self }
     }
     /// GPUs with a matrix library.
     pub fn with_library(self) -> Self {

@@ -3,7 +3,7 @@
 use super::fabric::lock;
 use super::fake::{FakeHost, POLL, Standing};
 use super::fake_log::Asked;
-use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Host, StopWord, Stream, WORKSPACE_BYTES};
+use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Host, StopWord, Stream, WORKSPACE_BYTES, Way};
 use super::pace::{COPY_PS, Clocks, EXCHANGE_PS};
 use moetwin_kernels::launch::{Arg, DenseProduct, Launch};
 use moetwin_models::RankId;
@@ -222,10 +222,13 @@ impl Gpu for FakeGpu {
         let address = self.allocate(bytes)?;
         Ok((address, address.to_le_bytes().to_vec()))
     }
-    fn map(&mut self, ticket: &[u8]) -> Result<Result<Address, String>, GpuError> {
+    fn map(&mut self, ticket: &[u8], way: Way) -> Result<Result<Address, String>, GpuError> {
         self.work("map");
         if self.host.apart == Some(self.rank) {
             return Ok(Err("its GPU cannot map others' memory".to_owned()));
+        }
+        if self.host.bridged && way == Way::NvLink {
+            return Ok(Err("no NVLink".to_owned()));
         }
         let address = ticket.first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
         self.mapped.push(address);

@@ -22,6 +22,15 @@ pub const WORKSPACE_BYTES: u64 = 32 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Captured(pub usize);
 
+/// Which way to a peer's memory is good enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Any.
+    Any,
+    /// NVLink: where the driver says that atomics work natively on the peer's memory, which they do not over PCIe.
+    NvLink,
+}
+
 /// One call of a communicator. A command may need several, which then run as one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
@@ -196,8 +205,9 @@ pub trait Gpu {
     fn communicate(&mut self, stream: Stream, communicator: u32, element: Element, calls: &[Call]) -> Result<(), GpuError>;
     /// Reserves zeroed memory that peers may map, and a ticket by which they find it.
     fn publish(&mut self, bytes: u64) -> Result<(Address, Vec<u8>), GpuError>;
-    /// Maps what a peer has published. Nothing is wrong where this GPU cannot: then the reason is returned.
-    fn map(&mut self, ticket: &[u8]) -> Result<Result<Address, String>, GpuError>;
+    /// Maps what a peer has published. Nothing is wrong where this GPU cannot, or where the way is not direct and has to be: then the
+    /// reason is returned.
+    fn map(&mut self, ticket: &[u8], way: Way) -> Result<Result<Address, String>, GpuError>;
     /// Lets go of what [`Gpu::map`] gave.
     fn unmap(&mut self, address: Address);
     /// Where kernels of this GPU find a [`StopWord`] that [`Gpu::abort`] and the run's [`AbortSignal`] set.

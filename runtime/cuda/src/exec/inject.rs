@@ -1,13 +1,15 @@
 //! Faults on purpose: one rank dies, stalls, hangs or runs out of memory at a chosen driver call. The same wrapper stands above the real
 //! driver (`moetwin run --inject`) and above the recording fake.
 
-use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Stream};
+use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, Stream, Way};
 use super::progress::{Board, Doing};
+use super::rank::Notes;
 use moetwin_kernels::launch::{DenseProduct, Launch};
 use moetwin_models::RankId;
 use moetwin_runtime::init::InitPhase;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 /// What happens to a rank.
@@ -128,6 +130,8 @@ pub(super) struct Saboteur {
     board: Board,
     abort: AbortSignal,
     stall: Stall,
+    /// Where it is told when the fault happens.
+    told: Option<Sender<String>>,
     /// Whether a rank that dies takes its process with it.
     alone: bool,
     phase: InitPhase,
@@ -135,9 +139,17 @@ pub(super) struct Saboteur {
 }
 
 impl Saboteur {
-    pub(super) fn new(rank: RankId, plan: Option<Injection>, board: Board, abort: AbortSignal, stall: Stall, alone: bool) -> Self {
+    pub(super) fn new(
+        rank: RankId,
+        plan: Option<Injection>,
+        notes: &Notes,
+        stall: Stall,
+        told: Option<Sender<String>>,
+        alone: bool,
+    ) -> Self {
         let plan = plan.filter(|p| p.rank == rank);
-        Self { rank, plan, board, abort, stall, alone, phase: InitPhase::Open, calls: 0 }
+        let (board, abort) = (notes.board.clone(), notes.abort.clone());
+        Self { rank, plan, board, abort, stall, told, alone, phase: InitPhase::Open, calls: 0 }
     }
     /// A driver call is about to be made.
     pub(super) fn call(&mut self, name: &str) -> Result<(), GpuError> {
@@ -154,6 +166,8 @@ impl Saboteur {
             return Ok(());
         }
         self.plan = None;
+        let what = plan.kind.name();
+        self.told.as_ref().map(|t| t.send(format!("rank {}, phase {now}, `{name}`: {what}, as injected", self.rank.0)).ok());
         // A rank that is stuck here has not come to where its peers wait.
         if let Some(doing) = self.board.of(self.rank) {
             self.board.set(self.rank, Doing { with_peers: false, ..doing });
@@ -260,9 +274,9 @@ impl<G: Gpu> Gpu for Injecting<G> {
         self.saboteur.call("publish memory")?;
         self.gpu.publish(bytes)
     }
-    fn map(&mut self, ticket: &[u8]) -> Result<Result<Address, String>, GpuError> {
+    fn map(&mut self, ticket: &[u8], way: Way) -> Result<Result<Address, String>, GpuError> {
         self.saboteur.call("map a peer's memory")?;
-        self.gpu.map(ticket)
+        self.gpu.map(ticket, way)
     }
     fn unmap(&mut self, address: Address) {
         self.gpu.unmap(address);

@@ -1,7 +1,7 @@
 //! What a rank shares with its peers beside NCCL: windows that they map, and the record of what the device found wrong.
 
 use super::exchange::{Part, expert_bounds, packed_sizes};
-use super::gpu::{Address, Gpu, GpuError, WORKSPACE_BYTES};
+use super::gpu::{Address, Gpu, GpuError, WORKSPACE_BYTES, Way};
 use super::packed::{Packing, list_bytes};
 use super::progress::What;
 use super::rank::{Loaded, Rank};
@@ -51,7 +51,7 @@ impl<G: Gpu> Rank<G> {
         Ok(ticket)
     }
     /// Maps the windows of a communicator's group, in its order; why not, where this GPU cannot.
-    pub(crate) fn map(&mut self, communicator: u32, index: usize, tickets: &[Vec<u8>]) -> Result<Option<String>, GpuError> {
+    pub(crate) fn map(&mut self, communicator: u32, index: usize, tickets: &[Vec<u8>], way: Way) -> Result<Option<String>, GpuError> {
         self.begin(InitPhase::Connect, What::Named("map peers' memory"), false);
         let own = self.shared.published.iter().find(|(c, _)| *c == communicator).map(|(_, base)| *base);
         let own = own.ok_or_else(|| GpuError::new("map peers' memory", "nothing was published"))?;
@@ -59,7 +59,7 @@ impl<G: Gpu> Rank<G> {
         for (member, ticket) in tickets.iter().enumerate() {
             windows.push(match member == index {
                 true => own,
-                false => match self.gpu.map(ticket)? {
+                false => match self.gpu.map(ticket, way)? {
                     Ok(address) => {
                         self.shared.mapped.push(address);
                         address

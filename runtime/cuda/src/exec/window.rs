@@ -11,6 +11,9 @@ pub enum AllReduceBackend {
     /// NCCL.
     #[default]
     Nccl,
+    /// One-shot where every GPU of a group reaches every other one's memory over NVLink, as engines choose; NCCL elsewhere: over PCIe it depends
+    /// on switches which of the two is faster.
+    Auto,
     /// Our own kernel over peer memory, every rank reading all others, up to [`one_shot_bytes`]; NCCL beyond, and where peers cannot be mapped.
     OneShot,
 }

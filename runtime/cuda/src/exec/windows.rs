@@ -1,8 +1,8 @@
 //! Windows of the groups of a program: published, found, mapped, and agreed on by all processes.
 
 use super::executor::CudaExecutor;
-use super::gpu::Host;
-use super::window::{MOST_RANKS, one_shot_bytes};
+use super::gpu::{Host, Way};
+use super::window::{AllReduceBackend, MOST_RANKS, one_shot_bytes};
 use super::worker::Job;
 use crate::wire::{Reader, Writer};
 use moetwin_models::{Op, RankId};
@@ -40,6 +40,7 @@ impl<H: Host> CudaExecutor<H> {
     /// The windows of one group; why not, if not.
     fn open_window(&mut self, members: &[RankId]) -> Result<Option<String>, ExecuteError> {
         let number = self.communicators[members];
+        let way = if self.options.all_reduce == AllReduceBackend::Auto { Way::NvLink } else { Way::Any };
         let local: Vec<RankId> = self.local().into_iter().filter(|r| members.contains(r)).collect();
         local.iter().for_each(|rank| self.send(*rank, Job::Publish(number, members.len())));
         self.answers(0)?;
@@ -47,7 +48,7 @@ impl<H: Host> CudaExecutor<H> {
         let tickets = Arc::new(members.iter().map(|m| tickets.get(m).cloned().unwrap_or_default()).collect::<Vec<_>>());
         for &rank in &local {
             let index = members.iter().position(|m| *m == rank).unwrap_or(0);
-            self.send(rank, Job::Map(number, index, Arc::clone(&tickets)));
+            self.send(rank, Job::Map(number, index, Arc::clone(&tickets), way));
         }
         self.answers(0)?;
         let refusals = self.words_of(&local, "map memory")?;

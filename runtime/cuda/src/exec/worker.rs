@@ -1,6 +1,6 @@
 //! The thread of a rank: it opens the GPU, obeys jobs one by one, and ends what it opened.
 
-use super::gpu::{Gpu, GpuError, Host};
+use super::gpu::{Gpu, GpuError, Host, Way};
 use super::inject::{Injecting, Injection, Saboteur};
 use super::measure::{RankTimes, Repetitions};
 use super::progress::{Doing, Failed};
@@ -22,8 +22,8 @@ pub(crate) enum Job {
     Connect(Vec<Membership>),
     /// Publish a window for a communicator's group of so many members; answered with its ticket.
     Publish(u32, usize),
-    /// Map the windows of a communicator's group, as the member of this index; answered with why not, if not.
-    Map(u32, usize, Arc<Vec<Vec<u8>>>),
+    /// Map the windows of a communicator's group, as the member of this index, where the way is good enough; answered with why not, if not.
+    Map(u32, usize, Arc<Vec<Vec<u8>>>, Way),
     Load(WeightRef, WeightLoad),
     FinishLoading,
     Add(Arc<Program>, Arc<Communicators>, bool, Arc<Tuning>),
@@ -69,6 +69,8 @@ pub(crate) struct Start<H> {
     pub events: Sender<Event>,
     pub limits: Limits,
     pub injection: Option<Injection>,
+    /// Where it is told when the fault happens.
+    pub remarks: Option<Sender<String>>,
     /// What stands in for the other ranks, where only some run.
     pub stand_in: Option<Duration>,
     /// Whether the rank has a process of its own.
@@ -77,8 +79,8 @@ pub(crate) struct Start<H> {
 
 impl<H> Clone for Start<H> {
     fn clone(&self) -> Self {
-        let (host, notes, events) = (Arc::clone(&self.host), self.notes.clone(), self.events.clone());
-        Self { host, notes, events, ..*self }
+        let (host, notes, events, remarks) = (Arc::clone(&self.host), self.notes.clone(), self.events.clone(), self.remarks.clone());
+        Self { host, notes, events, remarks, ..*self }
     }
 }
 
@@ -98,10 +100,10 @@ impl Worker {
 }
 
 fn live<H: Host>(rank: RankId, start: Start<H>, inbox: &Receiver<Job>) {
-    let Start { host, notes, events, limits, injection, stand_in, alone } = start;
+    let Start { host, notes, events, limits, injection, remarks, stand_in, alone } = start;
     let (stalling, abort) = (Arc::clone(&host), notes.abort.clone());
     let stall = Box::new(move |until: Option<&_>| stalling.stall(rank, until));
-    let mut saboteur = Saboteur::new(rank, injection, notes.board.clone(), abort.clone(), stall, alone);
+    let mut saboteur = Saboteur::new(rank, injection, &notes, stall, remarks, alone);
     let opened = catch_unwind(AssertUnwindSafe(|| {
         saboteur.call("open context")?;
         host.open(rank, abort)
@@ -147,8 +149,8 @@ fn obey<G: Gpu>(rank: &mut Rank<G>, job: Job) -> Result<Answer, GpuError> {
     match job {
         Job::Connect(memberships) => rank.connect(&memberships)?,
         Job::Publish(communicator, members) => return rank.publish(communicator, members).map(words),
-        Job::Map(communicator, index, tickets) => {
-            return rank.map(communicator, index, &tickets).map(|refusal| words(refusal.unwrap_or_default().into_bytes()));
+        Job::Map(communicator, index, tickets, way) => {
+            return rank.map(communicator, index, &tickets, way).map(|refusal| words(refusal.unwrap_or_default().into_bytes()));
         }
         Job::Load(weight, load) => rank.load(weight, &load)?,
         Job::FinishLoading => rank.finish_loading()?,
