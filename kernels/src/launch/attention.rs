@@ -30,7 +30,8 @@ const HOPPER_CONTEXT: u64 = 512;
 /// Blocks that fill a GPU: two on each of 132 multiprocessors.
 const FULL_BLOCKS: u64 = 264;
 /// Widest value whose tiles leave room for four blocks on a multiprocessor, blocks that fill a GPU then, and cache rows that a split is worth:
-/// fewer cost more in merging (H200, 2026-11-30, 32 heads over 4 of 128, 1 to 64 tokens, 128 to 4096 rows).
+/// fewer cost more in merging (H200, 2026-11-30, 32 heads over 4 of 128, 1 to 64 tokens, 128 to 4096 rows). Where blocks are few a tile each is
+/// faster, up to what merges in one round.
 const SMALL_VALUE: u64 = 128;
 const SMALL_BLOCKS: u64 = 512;
 const SMALL_ROWS: u64 = 128;
@@ -216,7 +217,9 @@ impl Plan<'_> {
         let across = a.key_heads * (a.heads / a.key_heads).div_ceil(TILE_HEADS);
         let blocks = (a.rows * across).max(1);
         let splits = if a.value_width <= SMALL_VALUE {
-            (SMALL_BLOCKS / blocks).min(longest / SMALL_ROWS).max(1)
+            let long = (SMALL_BLOCKS / blocks).min(longest / SMALL_ROWS);
+            let short = (FULL_BLOCKS / blocks).min(longest.div_ceil(TILE_ROWS)).min(UNROLLED_SPLITS);
+            long.max(short).max(1)
         } else {
             FULL_BLOCKS.div_ceil(blocks).min(longest.div_ceil(TILE_ROWS)).max(1)
         };
