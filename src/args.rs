@@ -1,6 +1,7 @@
 //! The flags that describe a deployment, the same in every subcommand that takes one.
 
 use crate::error::{Failure, InputError};
+use crate::kernel_folder::KernelFolder;
 use clap::{Args, ValueEnum};
 use moetwin::models::{AllToAll, DType, Deployment, ModelSpec, Phase, Step};
 use std::fmt;
@@ -142,6 +143,17 @@ kernel under their own conditions [default: native]"
     /// Version of the engine
     #[arg(long, value_name = "V", help_heading = "How it runs")]
     pub(crate) engine_version: Option<String>,
+    /// Kernel times of your own, asked before those that ship: a folder of aiconfigurator-core's tables as CSV
+    #[arg(
+        long,
+        value_name = "DIR",
+        value_parser = KernelFolder::read,
+        help_heading = "How it runs",
+        long_help = "\
+Kernel times of your own, asked before those that ship: a folder of tables as aiconfigurator-core has them, in CSV (*_perf.txt, or names as \
+h200_sxm__vllm-0.24.0__gemm.csv). Its Parquet files are passed over; pandas turns them into CSV: pandas.read_parquet(x).to_csv(y, index=False)"
+    )]
+    pub(crate) kernels: Option<KernelFolder>,
     /// NCCL's rings: as it detects them, or as tuned by hand
     #[arg(long, value_name = "detected|tuned", help_heading = "How it runs")]
     pub(crate) nccl_graph: Option<NcclGraph>,
@@ -152,6 +164,51 @@ kernel under their own conditions [default: native]"
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl DeploymentArgs {
+    /// The flags that were given, as they are typed, but for the machine's and the model's.
+    pub(crate) fn given(&self) -> String {
+        let numbers = [
+            ("--tp", self.tp),
+            ("--pp", self.pp),
+            ("--dp-attention", self.dp_attention),
+            ("--ep", self.ep),
+            ("--dcp", self.dcp),
+            ("--replicas", self.replicas),
+            ("--batch", self.batch),
+            ("--context", self.context),
+        ];
+        let list = |values: &[f64]| values.iter().map(f64::to_string).collect::<Vec<_>>().join(",");
+        let words = [
+            ("--phase", self.phase.map(phase_word)),
+            ("--routing", self.routing.as_ref().map(ToString::to_string)),
+            ("--spec", self.spec.map(|s| s.to_string())),
+            ("--spec-accept", self.spec_accept.as_deref().map(list)),
+            ("--graphs", self.graphs.map(word)),
+            ("--p2p", self.p2p.map(word)),
+            ("--kv-dtype", self.kv_dtype.map(word)),
+            ("--allreduce", self.allreduce.map(word)),
+            ("--a2a", self.a2a.map(word)),
+            ("--engine", self.engine.map(word)),
+            ("--engine-version", self.engine_version.clone()),
+            ("--kernels", self.kernels.as_ref().map(|k| format!("{} ({})", k.path.display(), k.digest))),
+            ("--nccl-graph", self.nccl_graph.map(word)),
+            ("--seed", (self.seed != 0).then(|| self.seed.to_string())),
+        ];
+        let numbers = numbers.into_iter().filter_map(|(flag, n)| Some(format!("{flag} {}", n?)));
+        let words = words.into_iter().filter_map(|(flag, w)| Some(format!("{flag} {}", w?)));
+        numbers.chain(words).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// A phase as `--phase` takes it.
+fn phase_word(phase: Phase) -> String {
+    match phase {
+        Phase::Decode => "decode".to_owned(),
+        Phase::Prefill => "prefill".to_owned(),
+        Phase::Verify(n) => format!("verify:{n}"),
+    }
 }
 
 /// Rank counts: at least 1, and small enough that products of them stay meaningful.
@@ -254,6 +311,17 @@ pub(crate) enum Routing {
     Shakespeare,
     /// A recorded histogram.
     File(PathBuf),
+}
+
+impl fmt::Display for Routing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Routing::Uniform => f.write_str("uniform"),
+            Routing::Zipf(exponent) => write!(f, "zipf:{exponent}"),
+            Routing::Shakespeare => f.write_str("shakespeare"),
+            Routing::File(path) => write!(f, "{}", path.display()),
+        }
+    }
 }
 
 impl FromStr for Routing {

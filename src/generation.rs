@@ -189,12 +189,21 @@ pub(crate) fn gpus(job: &Job<'_>, capacity: u32, how: &OnGpus<'_>) -> Result<Cud
     Ok(executor)
 }
 
-/// Runs the job on the executor that `open` makes for a number of tokens a sequence; with `stream`, the first sequence's text is printed as
+/// Text that is printed while it comes.
+#[derive(Clone, Copy)]
+pub(crate) struct Shown<'a> {
+    /// The prompt, printed before the first token and not before the model has started: what is refused has printed nothing.
+    pub(crate) prompt: &'a str,
+    /// Turns tokens into text.
+    pub(crate) model: &'a TextModel,
+}
+
+/// Runs the job on the executor that `open` makes for a number of tokens a sequence; with `shown`, the first sequence's text is printed as
 /// it comes. `after` gets the executor with the latest pass.
 pub(crate) fn generate<E: Executor<Number = f32>>(
     job: &Job<'_>,
     open: impl FnOnce(u32) -> Result<E, Failure>,
-    stream: Option<&TextModel>,
+    shown: Option<Shown<'_>>,
     after: impl FnOnce(&mut E, ProgramKey, &StepInputs) -> Result<(), Failure>,
 ) -> Result<Generated, Failure> {
     let longest = job.prompts.iter().map(Vec::len).max().unwrap_or(0);
@@ -210,7 +219,7 @@ pub(crate) fn generate<E: Executor<Number = f32>>(
     let rows: Vec<u32> = job.prompts.iter().map(|p| if job.dump { p.len() as u32 } else { 1 }).collect();
     let dump = if job.dump { dump(prefill.values.as_slice())? } else { Vec::new() };
     let chosen = prefill.values.iter().filter_map(chosen_experts).collect();
-    let mut text = stream.map(TextModel::stream);
+    let mut text = shown.map(|s| s.model.stream());
     let mut print = |token: u32| -> Result<(), Failure> {
         match text.as_mut().map(|t| t.push(token)) {
             Some(Ok(piece)) => output::piece(&piece),
@@ -220,6 +229,9 @@ pub(crate) fn generate<E: Executor<Number = f32>>(
     };
     let mut next = choose(job, &prefill, &rows, 0)?;
     let mut tokens: Vec<Vec<u32>> = next.iter().map(|t| vec![*t]).collect();
+    if let Some(shown) = shown {
+        output::piece(shown.prompt)?;
+    }
     print(next[0])?;
     let mut passes = Vec::new();
     let one_row = vec![1; job.prompts.len()];

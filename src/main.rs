@@ -8,6 +8,7 @@ mod digest;
 mod doctor;
 mod error;
 mod generation;
+mod kernel_folder;
 mod measurement;
 mod nearest;
 mod output;

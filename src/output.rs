@@ -92,6 +92,32 @@ impl NewFile {
         File::create(&partial).and_then(|_| fs::remove_file(&partial)).map_err(|e| wrong(format!("cannot be written: {e}")))?;
         Ok(Self { flag, path: real, partial: Some(partial) })
     }
+    /// Refuses two files that would be written to one place, of which the second would replace the first.
+    pub(crate) fn distinct(files: &[Option<&NewFile>]) -> Result<(), Failure> {
+        let planned: Vec<&NewFile> = files.iter().flatten().copied().filter(|f| f.partial.is_some()).collect();
+        for (i, later) in planned.iter().enumerate() {
+            if let Some(first) = planned[..i].iter().find(|f| f.place() == later.place()) {
+                let message = format!("names the file that {} writes", first.flag);
+                return Err(InputError::new(later.flag, message).value(later.path.to_string_lossy()).into());
+            }
+        }
+        Ok(())
+    }
+    /// Refuses to replace a file that is read as `--flag FILE`.
+    pub(crate) fn spares(&self, flag: &str, read: &Path) -> Result<(), Failure> {
+        match (fs::canonicalize(&self.path), fs::canonicalize(read)) {
+            (Ok(own), Ok(other)) if own == other && self.partial.is_some() => {
+                let message = format!("names the file that {flag} reads");
+                Err(InputError::new(self.flag, message).value(self.path.to_string_lossy()).into())
+            }
+            _ => Ok(()),
+        }
+    }
+    /// Where the file will lie: its folder as it really is, and its name.
+    fn place(&self) -> (PathBuf, Option<&std::ffi::OsStr>) {
+        let folder = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        (fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned()), self.path.file_name())
+    }
     /// Writes the whole content and gives the file its name.
     pub(crate) fn commit(self, content: &[u8]) -> Result<(), Failure> {
         let failed = |e: io::Error| Failure::Running(format!("{} {}: {e}", self.flag, self.path.display()));
@@ -130,6 +156,11 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"through");
         NewFile::plan("--trace", Path::new("/dev/null")).unwrap().commit(b"gone").unwrap();
         assert!(!fs::symlink_metadata("/dev/null").unwrap().is_file());
+        let plan = |name: &str| NewFile::plan("--report", &dir.join(name)).unwrap();
+        let (one, same, other) = (plan("a"), plan("./a"), plan("b"));
+        assert!(NewFile::distinct(&[Some(&one), None, Some(&other)]).is_ok());
+        assert!(matches!(NewFile::distinct(&[Some(&one), Some(&same)]), Err(Failure::Input(_))));
+        assert!(plan("trace.json").spares("--measured", &dir.join("link")).is_err() && other.spares("--measured", &path).is_ok());
         for wrong in [dir.as_path(), Path::new(".."), &dir.join("no/such/folder/x")] {
             assert!(matches!(NewFile::plan("--trace", wrong), Err(Failure::Input(_))), "{}", wrong.display());
         }

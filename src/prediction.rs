@@ -1,17 +1,19 @@
 //! The answer to `moetwin sim`: the library's functions called one after the other, and what they said.
 
 use crate::error::{Failure, InputError};
+use crate::kernel_folder::KernelFolder;
 use crate::scenario::Scenario;
 use crate::speculation::Speculated;
+use crate::table::bytes;
 use moetwin::kernels::routing::SampledRouting;
-use moetwin::models::{RankId, Sequence, Step};
+use moetwin::models::{Op, RankId, Sequence, Step};
 use moetwin::runtime::Program;
 use moetwin::runtime::init::{CheckedPlan, InitPlan, NativeInputs};
 use moetwin::runtime::ledger::{Ledger, LedgerOptions, Line, OutOfMemory, RankLedger, draft_lines, ledger};
 use moetwin::sim::breakdown::Breakdown;
-use moetwin::sim::collective::nccl_graph;
+use moetwin::sim::collective::{CollectiveOp, CollectiveRequest, Collectives, Protocol, nccl_graph};
 use moetwin::sim::cost::{KernelTables, Kernels};
-use moetwin::sim::exec::{ExchangeMemory, SimTrace, simulate_with};
+use moetwin::sim::exec::{SimMemory, SimTrace, simulate_with};
 use moetwin::sim::explore::{DEFAULT_MAX_STATES, explore};
 use moetwin::sim::network::Network;
 
@@ -101,18 +103,19 @@ impl Prediction {
         if let Some(plan) = &self.scenario.speculation {
             all.extend(plan.draft.assumptions.iter().cloned());
             all.push(format!("acceptance of drafted tokens: {}", plan.acceptance_source));
+            all.push("what an engine's host does between drafting and verifying (choosing, bookkeeping) is not counted".to_owned());
         }
         all
     }
     /// Whose kernel times were used, and of which version.
     fn kernels_text(&self) -> Vec<String> {
         let s = &self.scenario;
-        let mut out = Vec::new();
+        let mut out = s.kernel_folder.as_ref().map_or_else(Vec::new, KernelFolder::in_words);
         if let (Some(own), Kernels::Any) = (&s.machine.kernels, s.options.kernels) {
             out.push(format!("our own kernels as measured on this machine: {} ({} rows); the rest:", own.source, own.rows.len()));
         }
         for gpu in &s.machine.models {
-            let Some(tables) = KernelTables::for_gpu(&gpu.name, s.options.kernels) else {
+            let Some(tables) = KernelTables::with_imported(&gpu.name, s.options.kernels, s.options.tables.as_ref()) else {
                 out.push(format!("{}: no kernel was measured, times follow from rates and floors", gpu.name));
                 continue;
             };
@@ -125,12 +128,60 @@ impl Prediction {
     }
     /// What a reader must know before trusting the figures.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        self.scenario.model.spec.warnings.clone()
+        let mut all = self.scenario.model.spec.warnings.clone();
+        all.extend(self.served.as_ref().and_then(|served| slow_choice(&self.scenario, served)));
+        all
     }
     /// The rank that holds most once everything is allocated.
     pub(crate) fn fullest(&self) -> Option<&RankLedger> {
         fullest(&self.ledger)
     }
+}
+
+/// By how much another protocol has to be faster to be worth a sentence.
+const WORTH_SAYING: f64 = 0.9;
+
+/// NCCL takes what its cost model expects to be fastest. Where the all-reduces that take most of a step are not carried out by what is, the step of a
+/// larger batch, for which NCCL changes its mind, may even be shorter.
+fn slow_choice(scenario: &Scenario, served: &Served) -> Option<String> {
+    let exchanges = served.trace.exchanges.iter().map(|(_, e)| e);
+    let reduces = exchanges.filter(|e| {
+        let command = served.trace.spans[e.spans[e.last]].command;
+        let reduce = command.is_some_and(|c| matches!(served.program.graph.nodes[c.node].op, Op::AllReduce { .. }));
+        reduce && (e.how.starts_with("ring") || e.how.starts_with("tree"))
+    });
+    let largest = reduces.max_by_key(|e| e.message_bytes)?;
+    let ranks = largest.spans.iter().map(|span| served.trace.spans[*span].rank.0 as usize).collect();
+    let machine = match scenario.options.peer_access {
+        Some(on) => scenario.machine.clone().with_peer_access(on),
+        None => scenario.machine.clone(),
+    };
+    let mut collectives = Collectives::without_explanations(&machine);
+    let chosen = CollectiveRequest {
+        ranks,
+        nccl_graph: scenario.options.backends.nccl_graph,
+        ..CollectiveRequest::new(CollectiveOp::AllReduce, 1, largest.message_bytes)
+    };
+    let own = collectives.predict(&chosen).ok()?;
+    let other = |protocol| {
+        let request = CollectiveRequest { algorithm: Some(own.algorithm), protocol: Some(protocol), ..chosen.clone() };
+        Some((protocol, collectives.predict(&request).ok()?.transfer))
+    };
+    let (protocol, transfer) = [Protocol::Ll, Protocol::Simple].into_iter().filter_map(other).min_by_key(|(_, transfer)| *transfer)?;
+    if transfer.as_us() >= own.transfer.as_us() * WORTH_SAYING {
+        return None;
+    }
+    Some(format!(
+        "NCCL's cost model picks {} {} for all-reduces of {} ({:.0} us predicted), of which {protocol} would take {:.0}: a larger batch, for which it picks \
+         otherwise, may take less time; NCCL_PROTO={} changes the choice (moetwin collective --explain {})",
+        own.algorithm,
+        own.protocol,
+        bytes(largest.message_bytes),
+        own.transfer.as_us(),
+        transfer.as_us(),
+        if protocol == Protocol::Ll { "LL" } else { "Simple" },
+        largest.message_bytes
+    ))
 }
 
 /// What is known of a scenario before a step is simulated. None of it depends on the collective library or on captured graphs being faster.
@@ -166,7 +217,7 @@ impl Prepared {
 }
 
 /// Time of a step in milliseconds and tokens a second, of a program that fits.
-pub(crate) fn pace(scenario: &Scenario, program: &Program, memory: &mut ExchangeMemory) -> Result<(f64, f64), Failure> {
+pub(crate) fn pace(scenario: &Scenario, program: &Program, memory: &mut SimMemory) -> Result<(f64, f64), Failure> {
     let (_, breakdown, speculated) = timed(scenario, scenario.step.sequences.len(), program, memory)?;
     Ok(match (&speculated, &scenario.speculation) {
         (Some(s), Some(plan)) => (s.step_ms(plan), s.tokens_per_s(plan)),
@@ -245,13 +296,13 @@ fn shortened(step: &Step, batch: usize) -> Step {
 }
 
 fn serve(scenario: &Scenario, batch: usize, program: Program) -> Result<Served, Failure> {
-    let (trace, breakdown, speculated) = timed(scenario, batch, &program, &mut ExchangeMemory::default())?;
+    let (trace, breakdown, speculated) = timed(scenario, batch, &program, &mut SimMemory::default())?;
     Ok(Served { batch, program, trace, breakdown, speculated })
 }
 
 type Timed = (SimTrace, Breakdown, Option<Speculated>);
 
-fn timed(scenario: &Scenario, batch: usize, program: &Program, memory: &mut ExchangeMemory) -> Result<Timed, Failure> {
+fn timed(scenario: &Scenario, batch: usize, program: &Program, memory: &mut SimMemory) -> Result<Timed, Failure> {
     let routing = SampledRouting::new(scenario.routing.clone(), scenario.seed);
     let trace = simulate_with(program, &scenario.machine, &routing, &scenario.options, memory);
     let trace = trace.map_err(|e| Failure::Running(e.to_string()))?;

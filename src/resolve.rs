@@ -91,7 +91,11 @@ pub(crate) fn machine(argument: &'static str, text: &str) -> Result<Machine, Fai
 
 /// Reads a text file that an argument names. Files that are not text, or longer than any honest one, are refused.
 pub(crate) fn read_text(argument: &'static str, value: &str, path: &Path) -> Result<String, Failure> {
-    let bytes = read_bytes(argument, value, path)?;
+    let mut bytes = read_bytes(argument, value, path)?;
+    // Spreadsheets and editors of some systems mark UTF-8 with three bytes that are no part of the text.
+    if bytes.starts_with("\u{feff}".as_bytes()) {
+        bytes.drain(..3);
+    }
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         InputError::new(argument, format!("{}: not UTF-8 text: byte {at} is wrong", path.display())).value(value).into()

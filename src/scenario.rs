@@ -2,6 +2,7 @@
 
 use crate::args::{AllReduceKind, DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Engine, NcclGraph, Routing, Switch};
 use crate::error::{Failure, InputError};
+use crate::kernel_folder::KernelFolder;
 use crate::resolve::{self, Model};
 use crate::speculation::SpeculationPlan;
 use moetwin::kernels::routing::{Distribution, RoutingHistogram};
@@ -14,6 +15,7 @@ use moetwin::sim::collective::{GraphMode, Library};
 use moetwin::sim::cost::Kernels;
 use moetwin::sim::exec::{Backends, Launcher, SimOptions};
 use moetwin::sim::machine::Machine;
+use std::sync::Arc;
 
 /// What a deployment's flags mean together.
 #[derive(Clone)]
@@ -38,6 +40,8 @@ pub(crate) struct Scenario {
     pub(crate) engine: Engine,
     /// Version of the engine that was asked for.
     pub(crate) engine_version: Option<String>,
+    /// Kernel times that a user brought.
+    pub(crate) kernel_folder: Option<KernelFolder>,
     /// Drafting, if there is any.
     pub(crate) speculation: Option<SpeculationPlan>,
     /// Seed of everything random.
@@ -80,6 +84,7 @@ impl Scenario {
             allreduce,
             engine: args.engine.unwrap_or(Engine::Native),
             engine_version: args.engine_version.clone(),
+            kernel_folder: args.kernels.clone(),
             speculation,
             seed: args.seed,
         })
@@ -229,7 +234,8 @@ fn sim_options(args: &DeploymentArgs, deployment: &Deployment) -> (SimOptions, &
     // What an engine does not capture it launches from Python.
     let launcher = if engine == Engine::Native { Launcher::Native } else { Launcher::Framework };
     let (graphs, peer_access) = (args.graphs.is_none_or(on), args.p2p.map(on));
-    (SimOptions { graphs, launcher, kernels, peer_access, backends, ..SimOptions::default() }, name)
+    let tables = args.kernels.as_ref().map(|folder| Arc::clone(&folder.tables));
+    (SimOptions { graphs, launcher, kernels, tables, peer_access, backends, ..SimOptions::default() }, name)
 }
 
 /// The distribution that `--routing` means for a model.

@@ -5,7 +5,7 @@ use crate::scenario::Scenario;
 use moetwin::models::DType;
 use moetwin::runtime::Program;
 use moetwin::sim::collective::Library;
-use moetwin::sim::exec::ExchangeMemory;
+use moetwin::sim::exec::SimMemory;
 use moetwin::sim::machine::Machine;
 use serde::Serialize;
 
@@ -64,7 +64,7 @@ pub(crate) fn changes(scenario: &Scenario, program: &Program, tokens_per_s: f64)
     let base = Scenario { step: program.graph.step.clone(), ..scenario.clone() };
     let mut out = Vec::new();
     // Changes that leave the machine alone share its collectives.
-    let mut memory = ExchangeMemory::default();
+    let mut memory = SimMemory::default();
     let mut ask = |what: &'static str, how: String, kind: Kind, changed: Scenario| {
         // A program has the deployment in it: another cache type is another program.
         let own = (changed.deployment != base.deployment).then(|| changed.program(&changed.step)).transpose();

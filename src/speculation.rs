@@ -8,7 +8,7 @@ use moetwin::models::draft::{self, Draft};
 use moetwin::models::{BuildOptions, Deployment, ModelSpec, Phase, Step, plan};
 use moetwin::runtime::Program;
 use moetwin::sim::breakdown::Breakdown;
-use moetwin::sim::exec::{ExchangeMemory, Launcher, SimOptions, simulate_with};
+use moetwin::sim::exec::{Launcher, SimMemory, SimOptions, simulate_with};
 use moetwin::sim::speculation::{Acceptance, EAGLE3_RATE, MTP_RATE, StepTimes};
 
 /// What is drafted, and how much of it is believed to be accepted.
@@ -36,6 +36,8 @@ pub(crate) struct Speculated {
     pub(crate) eager_verify_ms: f64,
     /// A step without drafting.
     pub(crate) plain_step_ms: f64,
+    /// The same replayed from a captured graph: what servers do that do not draft, and what drafting has to beat.
+    pub(crate) plain_captured_ms: f64,
     /// Sequences in the step.
     pub(crate) batch: usize,
 }
@@ -116,7 +118,7 @@ impl Speculated {
         drafting: &SpeculationPlan,
         batch: usize,
         verify: (&Program, f64),
-        memory: &mut ExchangeMemory,
+        memory: &mut SimMemory,
     ) -> Result<Self, Failure> {
         let mut time = |program: &Program, options: &SimOptions, routing: Distribution| -> Result<f64, Failure> {
             let routing = SampledRouting::new(routing, scenario.seed);
@@ -144,7 +146,8 @@ impl Speculated {
         };
         let plain = scenario.program(&step(scenario, Phase::Decode, batch))?;
         let plain_step_ms = time(&plain, options, scenario.routing.clone())?;
-        Ok(Self { times, captured_verify_ms, eager_verify_ms, plain_step_ms, batch })
+        let plain_captured_ms = time(&plain, &captured, scenario.routing.clone())?;
+        Ok(Self { times, captured_verify_ms, eager_verify_ms, plain_step_ms, plain_captured_ms, batch })
     }
     /// Time of the whole step.
     pub(crate) fn step_ms(&self, plan: &SpeculationPlan) -> f64 {
@@ -157,6 +160,10 @@ impl Speculated {
     /// The same without drafting.
     pub(crate) fn plain_tokens_per_s(&self) -> f64 {
         self.batch as f64 / self.plain_step_ms * 1e3
+    }
+    /// Tokens a second without drafting, decoded from a captured graph.
+    pub(crate) fn plain_captured_tokens_per_s(&self) -> f64 {
+        self.batch as f64 / self.plain_captured_ms * 1e3
     }
     /// Whether drafting is faster.
     pub(crate) fn wins(&self, plan: &SpeculationPlan) -> bool {

@@ -7,7 +7,7 @@ use crate::resolve::Model;
 use crate::scenario::Scenario;
 use crate::table::bytes;
 use moetwin::models::Deployment;
-use moetwin::sim::exec::ExchangeMemory;
+use moetwin::sim::exec::SimMemory;
 use moetwin::sim::machine::Machine;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -171,7 +171,7 @@ pub(crate) fn run(
     let found: Mutex<BTreeMap<usize, Vec<Row>>> = Mutex::new(BTreeMap::new());
     let failed: Mutex<Option<Failure>> = Mutex::new(None);
     let work = || {
-        let mut memory = ExchangeMemory::default();
+        let mut memory = SimMemory::default();
         while let Some((index, group)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, groups.get(i)?))) {
             match predict(group, machine, model, (known, on_row), &mut memory) {
                 Ok(rows) => drop(found.lock().unwrap_or_else(|e| e.into_inner()).insert(index, rows)),
@@ -201,7 +201,7 @@ fn predict(
     machine: &Machine,
     model: &Model,
     (known, on_row): (&BTreeMap<String, Row>, OnRow<'_>),
-    memory: &mut ExchangeMemory,
+    memory: &mut SimMemory,
 ) -> Result<Vec<Row>, Failure> {
     let mut prepared: Option<Result<Prepared, String>> = None;
     let mut rows = Vec::with_capacity(group.len());
@@ -263,7 +263,7 @@ impl Point {
         let (flags, batch) = (self.flags.clone(), self.args.batch.unwrap_or(1));
         Row { flags, batch, step_ms: None, tokens_per_s: None, peak_gib: None, rejected: None, deployment: None }
     }
-    fn predicted(&self, scenario: &Scenario, prepared: &Prepared, memory: &mut ExchangeMemory) -> Result<Row, Failure> {
+    fn predicted(&self, scenario: &Scenario, prepared: &Prepared, memory: &mut SimMemory) -> Result<Row, Failure> {
         let mut row = self.row();
         row.deployment = Some(scenario.deployment.clone());
         row.peak_gib = fullest(&prepared.ledger).map(|rank| rounded(crate::report::gib(rank.peak_bytes())));

@@ -148,3 +148,20 @@ fn what_needs_gpus_says_so() {
     line("run --backend cuda --synthetic --tp 2 --only-rank 2").refused(&["--only-rank", "0 to 1"]);
     line("run --backend cuda --synthetic --tp 2 --only-rank 0 --collective-delay -1").refused(&["--collective-delay", "0 to 1000000"]);
 }
+
+/// What `run --trace` writes goes into the report beside the prediction, from the file to the page.
+#[test]
+fn a_trace_of_ours_is_shown_beside_the_prediction() {
+    let folder = scratch("compare-report");
+    let file = measured(&simulated(&folder), "experts", 2.0, conditions());
+    let page = folder.join("report.html");
+    let run = line(&format!("sim {DEPLOYMENT} --report {} --measured {}", page.display(), file.display()));
+    assert_eq!(run.code, 0, "{}", run.err);
+    let html = std::fs::read_to_string(&page).unwrap();
+    assert!(html.contains("Predicted beside measured"), "no section of what was measured");
+    // A report over the very trace is refused before anything is lost.
+    let clash = moetwin(&["sim", "--report", file.to_str().unwrap(), "--measured", file.to_str().unwrap()]);
+    clash.refused(&["--report", "names the file that --measured reads"]);
+    line("sim --trace x.out --report ./x.out").refused(&["--report", "names the file that --trace writes"]);
+    assert!(std::fs::read_to_string(&file).unwrap().contains("traceEvents"));
+}

@@ -151,6 +151,73 @@ fn a_damaged_checkpoint_is_bad_input() {
     assert_eq!(ask().code, 0);
 }
 
+/// Both recorded generations, from the recorded prompts; the second one's was cut where the first one ends.
+#[test]
+fn the_shipped_model_writes_what_is_recorded_of_it() {
+    let read = |name: &str| fs::read(format!("tests/fixtures/shakespeare-moe-int4/{name}")).unwrap();
+    let expected: serde_json::Value = serde_json::from_slice(&read("expected.json")).unwrap();
+    let values = Checkpoint::from_bytes("expected", read("expected.safetensors")).unwrap();
+    let ids = values.get("input_ids").unwrap();
+    let tokens = ids.shape[1] as usize;
+    let text = moetwin::runtime::text::TextModel::open(std::path::Path::new("tests/fixtures/shakespeare-moe-int4"), 1024).unwrap();
+    for (row, greedy) in ids.bytes.chunks(8 * tokens).zip(expected["greedy_text"].as_array().unwrap()) {
+        let ids: Vec<u32> = row.chunks(8).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let prompt = text.decode(&ids).unwrap();
+        assert_eq!(text.encode(&prompt).unwrap(), ids);
+        for split in [&[][..], &["--tp", "2"], &["--ep", "2", "--dp-attention", "2"]] {
+            let run = moetwin(&[&["run", "--prompt", &prompt, "--max-tokens", "48"][..], split].concat());
+            assert_eq!((run.code, run.out), (0, format!("{prompt}{}\n", greedy.as_str().unwrap())), "{split:?}: {}", run.err);
+        }
+    }
+}
+
+/// A run that is refused, or that fails before its first token, has printed nothing.
+#[test]
+fn what_is_refused_prints_no_prompt() {
+    for words in ["--tp 3", "--pp 9", "--ep 5", "--tp 2 --dcp 3", "--layers 99", "--max-tokens 1000000", "--temperature -1"] {
+        line(&format!("run {words}")).refused(&[]);
+    }
+}
+
+/// A copy of a fixture in which every element of a bf16 tensor is `bits`.
+fn spoiled(name: &str, tensor: &str, bits: u16) -> std::path::PathBuf {
+    let folder = scratch(&format!("spoiled-{tensor}"));
+    let from = std::path::Path::new("tests/fixtures").join(name);
+    fs::copy(from.join("config.json"), folder.join("config.json")).unwrap();
+    let mut file = fs::read(from.join("model.safetensors")).unwrap();
+    let header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let entries: serde_json::Value = serde_json::from_slice(&file[8..8 + header]).unwrap();
+    let entry = &entries[tensor];
+    assert_eq!(entry["dtype"], "BF16", "{tensor}");
+    let end = |i: usize| 8 + header + entry["data_offsets"][i].as_u64().unwrap() as usize;
+    file[end(0)..end(1)].chunks_mut(2).for_each(|element| element.copy_from_slice(&bits.to_le_bytes()));
+    fs::write(folder.join("model.safetensors"), file).unwrap();
+    folder
+}
+
+/// Weights that are no numbers: the run fails, names rank and command, and neither prints a token nor writes a dump.
+#[test]
+fn weights_that_are_not_finite_end_the_run_where_they_are_met() {
+    const NAN: u16 = 0x7fc0;
+    const INFINITY: u16 = 0x7f80;
+    let cases = [
+        ("model.layers.1.self_attn.o_proj.weight", NAN, "", "layers.1.attn.o"),
+        ("model.layers.2.block_sparse_moe.gate.weight", INFINITY, "--tp 2", "layers.2.moe.router"),
+        ("lm_head.weight", NAN, "--ep 2 --json", "logits"),
+        ("model.embed_tokens.weight", NAN, "--tp 2 --pp 2", "embed"),
+    ];
+    for (tensor, bits, split, command) in cases {
+        let folder = spoiled("tiny-mixtral", tensor, bits);
+        let (model, dump) = (folder.display(), folder.join("dump.safetensors"));
+        let run = line(&format!("run --model {model} --prompt-ids 1,2,3 --max-tokens 4 {split} --dump {}", dump.display()));
+        assert_eq!((run.code, run.out.as_str()), (3, ""), "{tensor}: {}", run.err);
+        for word in ["rank 0", command, "not finite"] {
+            assert!(run.err.contains(word), "{tensor}: no {word:?} in {}", run.err);
+        }
+        assert!(!dump.exists(), "{tensor}");
+    }
+}
+
 /// The arguments, in the environment of a launcher.
 fn launched(words: &str, variables: &[(&str, &str)]) -> support::Run {
     let words: Vec<&str> = words.split_whitespace().collect();

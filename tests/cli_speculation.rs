@@ -15,20 +15,39 @@ fn number(json: &Value, field: &str) -> f64 {
     json["speculation"][field].as_f64().unwrap_or_else(|| panic!("no {field}: {}", json["speculation"]))
 }
 
-/// The origin story: two drafted tokens make the all-reduces 42 KiB. Launched from Python, a verification gives away nearly all that drafting
-/// wins when it is captured. (The story lost outright, with a verification of 30 ms; no constant is fitted to that.)
+/// The origin story, rows 2 and 3: two drafted tokens make the all-reduces 42 KiB; a verification launched kernel by kernel from Python takes 30 ms,
+/// and drafting with it 54.1 tok/s, less than the 82 to 89.5 of captured decoding. Nothing is fitted to that: about a thousand kernels at what
+/// one call of the framework takes make the 30 ms. What the host does between drafting and verifying is not modelled, and is the rest.
 #[test]
-fn a_verification_from_python_gives_away_what_drafting_wins() {
+fn a_verification_from_python_loses_and_a_captured_one_wins() {
     let eager = speculated("--spec eagle3:2 --engine sglang --graphs off");
     assert_eq!(eager["exchanges"][0]["message_bytes"], 3 * 7168 * 2);
     let captured = speculated("--spec eagle3:2 --engine sglang");
     let plain = number(&captured, "plain_tokens_per_s");
     let rate = |json: &Value| json["tokens_per_s"].as_f64().unwrap();
     assert!(rate(&captured) > 1.3 * plain, "{} {plain}", rate(&captured));
-    assert!(rate(&eager) < 0.75 * rate(&captured), "{} {}", rate(&eager), rate(&captured));
+    let told = number(&eager, "verify_ms");
+    assert!((told / 30.0 - 1.0).abs() < 0.1, "a verification of {told} ms");
+    assert!((54.1 * 0.9..54.1 * 1.25).contains(&rate(&eager)), "{}", rate(&eager));
+    // Captured decoding is what both have to beat.
+    assert_eq!(number(&eager, "plain_captured_tokens_per_s"), number(&captured, "plain_captured_tokens_per_s"));
+    assert!(rate(&eager) < 0.85 * number(&eager, "plain_captured_tokens_per_s"), "{}", rate(&eager));
+    assert!(line("sim --spec eagle3:2 --engine sglang --graphs off").out.contains("LOSES to"));
     assert!(number(&captured, "verify_eager_ms") > number(&captured, "verify_captured_ms"));
     assert_eq!(number(&captured, "verify_ms"), number(&captured, "verify_captured_ms"));
     assert_eq!(number(&eager, "verify_ms"), number(&eager, "verify_eager_ms"));
+}
+
+/// Eager steps that others published, of other models, machines and engines: what makes the story's verification long is not made for it.
+#[test]
+fn eager_steps_take_what_was_published() {
+    let step = |words: &str| line(&format!("sim --json --graphs off {words}")).json()["step_ms"].as_f64().unwrap();
+    // vllm-project/vllm issue 45709: 33.92 ms a token with eight users of 3500 tokens in, 1500 out, on 4 RTX 4090 D.
+    let qwen = step("--machine 8x-rtx-4090-epyc --model qwen3-30b-a3b --tp 4 --batch 8 --context 4250 --engine vllm");
+    assert!((qwen / 33.92 - 1.0).abs() < 0.15, "{qwen}");
+    // sgl-project/sglang issue 1369: 31 ms a token, one user, one A100.
+    let lite = step("--machine 8x-a100-sxm --model deepseek-v2-lite --tp 1 --context 200 --engine sglang");
+    assert!((lite / 31.0 - 1.0).abs() < 0.2, "{lite}");
 }
 
 #[test]

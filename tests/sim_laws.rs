@@ -6,7 +6,7 @@ use moetwin_runtime::{LowerOptions, Program, lower};
 use moetwin_sim::breakdown::{Breakdown, ExchangeRow};
 use moetwin_sim::collective::Library;
 use moetwin_sim::cost::Kernels;
-use moetwin_sim::exec::{Backends, ExchangeMemory, Launcher, SimOptions, SimTrace, simulate_with};
+use moetwin_sim::exec::{Backends, Launcher, SimMemory, SimOptions, SimTrace, simulate_with};
 use moetwin_sim::machine::{self, Machine};
 use moetwin_sim::trace::chrome_trace;
 
@@ -37,9 +37,9 @@ impl Case {
         Self { step: Step::uniform(Phase::Decode, batch, context), ..Self::default() }
     }
     fn run(&self) -> (Program, SimTrace) {
-        self.run_with(&mut ExchangeMemory::default())
+        self.run_with(&mut SimMemory::default())
     }
-    fn run_with(&self, memory: &mut ExchangeMemory) -> (Program, SimTrace) {
+    fn run_with(&self, memory: &mut SimMemory) -> (Program, SimTrace) {
         let spec = zoo::spec("kimi-k2.5").expect("embedded");
         let graph = plan(&spec, &self.step, &self.deployment, &BuildOptions::default()).expect("a legal split");
         let program = lower(graph, LowerOptions::default()).expect("lowers");
@@ -223,7 +223,7 @@ fn remembering_exchanges_changes_nothing() {
         ..Case::decode(4, 512)
     };
     let experts = Case { deployment: Deployment { tp: 8, ep: 8, ..Deployment::default() }, ..Case::decode(4, 512) };
-    let mut memory = ExchangeMemory::default();
+    let mut memory = SimMemory::default();
     // Back and forth between machines, libraries and splits.
     for case in [&Case::decode(4, 512), &experts, &one_shot, &slow, &Case::decode(4, 512), &slow, &Case::decode(9, 512), &one_shot] {
         let (program, trace) = case.run_with(&mut memory);
@@ -231,4 +231,57 @@ fn remembering_exchanges_changes_nothing() {
         assert_eq!(chrome_trace(&program, &trace), chrome_trace(&program, &fresh));
         assert_eq!(Breakdown::new(&program, &trace), Breakdown::new(&program, &fresh));
     }
+}
+
+/// What a step takes beside its exchanges does not fall as sequences or contexts grow; the whole step falls only where NCCL, whose choice is its
+/// cost model's and not the fastest, changes it.
+#[test]
+fn more_sequences_or_longer_contexts_take_no_less_time() {
+    /// Times read between measured rows, and ones moved from a stand-in, waver by as much.
+    const TOLERANCE: f64 = 0.03;
+    let (mut walked, mut wrong) = (0, Vec::new());
+    for machine in [BOX, "8x-h200-sxm", "8x-h100-sxm", "8x-b200-sxm", "8x-b300-sxm", "8x-l40s", "8x-a100-sxm", "8x-rtx-4090-epyc"] {
+        let machine = machine::find(machine).expect("built in");
+        for (name, ep) in [("kimi-k2.5", 1), ("deepseek-v3", 8), ("qwen3-30b-a3b", 1), ("gpt-oss-120b", 8)] {
+            for (kernels, library) in [(Kernels::Any, Library::Nccl), (Kernels::Vllm, Library::Vllm), (Kernels::Sglang, Library::Sglang)] {
+                let backends = Backends { all_reduce: library, ..SimOptions::default().backends };
+                let options = SimOptions { kernels, backends, ..SimOptions::default() };
+                let tp = if name == "qwen3-30b-a3b" { 4 } else { 8 };
+                let deployment = Deployment { tp, ep, ..Deployment::default() };
+                let mut memory = SimMemory::default();
+                let mut time = |batch: u32, context: u32| {
+                    let mut spec = zoo::spec(name).expect("embedded");
+                    spec.layers.truncate(5);
+                    let step = Step::uniform(Phase::Decode, batch, context);
+                    let graph = plan(&spec, &step, &deployment, &BuildOptions::default()).expect("a legal split");
+                    let program = lower(graph, LowerOptions::default()).expect("lowers");
+                    let routing = SampledRouting::new(Distribution::Uniform, 1);
+                    let trace = simulate_with(&program, &machine, &routing, &options, &mut memory).expect("runs");
+                    let b = Breakdown::new(&program, &trace);
+                    let exchanges: f64 =
+                        b.rows.iter().filter(|r| matches!(r.class, "all_reduce" | "gather_scatter" | "all_to_all")).map(|r| r.ms).sum();
+                    let by_nccl = b.exchanges.iter().any(|e| e.how.starts_with("ring") || e.how.starts_with("tree"));
+                    (b.step_ms, b.step_ms - exchanges, by_nccl)
+                };
+                let mut grows = |shapes: &[(u32, u32)]| {
+                    let mut before = time(shapes[0].0, shapes[0].1);
+                    for &(batch, context) in &shapes[1..] {
+                        let now = time(batch, context);
+                        let falls = |now: f64, before: f64| now < before * (1.0 - TOLERANCE);
+                        if falls(now.1, before.1) || falls(now.0, before.0) && !now.2 {
+                            let name = format!("{}, {name}, {kernels:?}", machine.name);
+                            wrong.push(format!("{name}, batch {batch}, context {context}: {now:?} after {before:?}"));
+                        }
+                        before = now;
+                        walked += 1;
+                    }
+                };
+                let batches = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 56, 64, 96, 128];
+                grows(&batches.map(|batch| (batch, 1024)));
+                grows(&[64, 512, 1024, 4096, 16_384, 65_536, 131_000].map(|context| (4, context)));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {walked}: {}", wrong.len(), wrong.join("\n"));
+    assert_eq!(walked, 8 * 4 * 3 * 20);
 }

@@ -248,8 +248,12 @@ extern "C" __global__ void gqa_attention(const bf16* q, const bf16* cache, const
     merge(r, acc, PER_LANE, head_dim, sinks ? f32(sinks[head]) : 0.f, sinks != nullptr, shared + head_dim, out + ((size_t)t * heads + head) * head_dim);
 }
 
-// Full-width RMSNorm of the q and of the k part of packed projections (OLMoE). in[T, q | k | v]. Shared: max(q, k) floats.
-extern "C" __global__ void qk_norm(const bf16* in, const bf16* q_weight, const bf16* k_weight, bf16* out, int q, int k, int v, float eps) {
+// From -limit to limit; what is not a number stays so.
+static __device__ bf16 clipped(float x, float limit) { return to_bf16(x > limit ? limit : x < -limit ? -limit : x); }
+
+// Full-width RMSNorm of the q and of the k part of packed projections (OLMoE); all parts are clipped, infinity leaves them alone.
+// in[T, q | k | v]. Shared: max(q, k) floats.
+extern "C" __global__ void qk_norm(const bf16* in, const bf16* q_weight, const bf16* k_weight, bf16* out, int q, int k, int v, float eps, float clip) {
     take_turn();
     extern __shared__ float row[];
     const size_t start = (size_t)blockIdx.x * (q + k + v);
@@ -259,8 +263,8 @@ extern "C" __global__ void qk_norm(const bf16* in, const bf16* q_weight, const b
         float square = 0.f;
         for (int i = threadIdx.x; i < n; i += blockDim.x) { row[i] = f32(in[start + offset + i]); square += row[i] * row[i]; }
         const float scale = rsqrtf(block_sum(square) / n + eps);
-        for (int i = threadIdx.x; i < n; i += blockDim.x) out[start + offset + i] = to_bf16(f32(to_bf16(row[i] * scale)) * f32(weight[i]));
+        for (int i = threadIdx.x; i < n; i += blockDim.x) out[start + offset + i] = clipped(f32(to_bf16(row[i] * scale)) * f32(weight[i]), clip);
         __syncthreads();
     }
-    for (int i = threadIdx.x; i < v; i += blockDim.x) out[start + q + k + i] = in[start + q + k + i];
+    for (int i = threadIdx.x; i < v; i += blockDim.x) out[start + q + k + i] = clipped(f32(in[start + q + k + i]), clip);
 }

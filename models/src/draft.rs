@@ -46,6 +46,7 @@ pub fn eagle3(target: &ModelSpec) -> Draft {
         qkv_bias: false,
         o_bias: false,
         qk_norm: QkNorm::None,
+        clip: None,
         window: None,
         sinks: false,
         output_gate: false,
@@ -53,7 +54,7 @@ pub fn eagle3(target: &ModelSpec) -> Draft {
     };
     let layer = LayerSpec {
         attention: Attention::Gqa(attention),
-        ffn: Ffn::Dense(DenseSpec { intermediate, activation: Activation::Silu, format: plain }),
+        ffn: Ffn::Dense(DenseSpec { intermediate, activation: Activation::Silu, bias: false, format: plain }),
     };
     let vocab = EAGLE_VOCAB.min(target.vocab);
     let assumptions = vec![format!(

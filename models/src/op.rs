@@ -4,7 +4,7 @@
 //! Notation: `x[A, B]` is a tensor; `T` new tokens, `H` hidden, `R` rows. Weights are `[out, in]`.
 
 use crate::deployment::Axis;
-use crate::spec::{Activation, RopeSpec, RouterSpec};
+use crate::spec::{Activation, RopeSpec, RouterSpec, is_false};
 use serde::{Deserialize, Serialize};
 
 /// An operation of the graph.
@@ -39,10 +39,14 @@ pub enum Op {
     /// `(y[T, H], score[T, 1]) -> y * sigmoid(score)`, or element by element with `score[T, H]`. `y` may be partial, `score` not.
     SigmoidScale,
     /// `(qkv[T, q | k | v], q_norm[q], k_norm[k]) -> qkv`: RMSNorm of the whole q part and of the whole k part of a row, v passes
-    /// through (OLMoE). The mean square spans all heads, so a rank needs every head's columns.
+    /// through (OLMoE). The mean square spans all heads, so a rank needs every head's columns. With `clip`, every element of the result,
+    /// v included, is then clamped to `-clip..=clip`.
     QkNorm {
         /// Added to the mean square.
         eps: f64,
+        /// Largest size of an element.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        clip: Option<f64>,
     },
     /// Grouped-query attention, before the scores: `(qkv[T, q | k | v], positions[T], cache[KvRows, k | v][, q_norm, k_norm]) -> (q[T, q], cache)`.
     /// Optional per-head RMSNorm on q and k, rotation of q and k, append of k and v to the cache.
@@ -211,12 +215,6 @@ pub enum Op {
         /// Stage that receives.
         to: u16,
     },
-}
-
-/// For parameters that are seldom there: a graph without them reads as if they did not exist.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
-fn is_false(b: &bool) -> bool {
-    !b
 }
 
 /// What a [`Op::Linear`] computes.

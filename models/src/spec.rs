@@ -119,6 +119,9 @@ pub struct GqaSpec {
     pub o_bias: bool,
     /// RMSNorm on queries and keys before the rotation.
     pub qk_norm: QkNorm,
+    /// Queries, keys and values are clamped to at most this in size, after [`QkNorm::Full`] and before the rotation (OLMoE's `clip_qkv`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip: Option<f64>,
     /// Only this many latest tokens are attended to.
     pub window: Option<u32>,
     /// A learned score per head that takes part in the softmax and carries no value.
@@ -225,8 +228,17 @@ pub struct DenseSpec {
     pub intermediate: u64,
     /// Activation.
     pub activation: Activation,
+    /// Whether the projections carry biases (`mlp_bias` of DeepSeek-V2).
+    #[serde(skip_serializing_if = "is_false")]
+    pub bias: bool,
     /// Format of the weights.
     pub format: WeightFormat,
+}
+
+/// For parameters that are seldom there: what is written of a model without them reads as if they did not exist.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+pub(crate) fn is_false(b: &bool) -> bool {
+    !b
 }
 
 /// Gated activations: gate and up in, their product out.
@@ -272,6 +284,9 @@ pub struct SharedExpertSpec {
     pub intermediate: u64,
     /// Its output is multiplied by the sigmoid of a learned score (Qwen2-MoE).
     pub gated: bool,
+    /// Whether the projections carry biases (`mlp_bias` of DeepSeek-V2).
+    #[serde(skip_serializing_if = "is_false")]
+    pub bias: bool,
     /// Format of the weights.
     pub format: WeightFormat,
 }

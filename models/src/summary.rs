@@ -80,7 +80,7 @@ impl ModelSpec {
                 Attention::Linear(spec) => linear(spec, self.hidden, plain, each),
             }
             match &layer.ffn {
-                Ffn::Dense(spec) => dense(spec, self.hidden, each),
+                Ffn::Dense(spec) => dense(spec, self.hidden, plain, each),
                 Ffn::Moe(spec) => moe(spec, self.hidden, plain, each),
             }
         }
@@ -161,8 +161,11 @@ fn linear(spec: &LinearAttentionSpec, hidden: u64, plain: WeightFormat, each: &m
     each(Stored::matrix(plain, 2 * key + value, u64::from(spec.conv_width)));
 }
 
-fn dense(spec: &DenseSpec, hidden: u64, each: &mut dyn FnMut(Stored)) {
+fn dense(spec: &DenseSpec, hidden: u64, plain: WeightFormat, each: &mut dyn FnMut(Stored)) {
     gated_mlp(spec.format, hidden, spec.intermediate, 1, 1, each);
+    if spec.bias {
+        vectors(plain, &[2 * spec.intermediate, hidden], each);
+    }
 }
 
 fn gated_mlp(format: WeightFormat, hidden: u64, intermediate: u64, copies: u64, active: u64, each: &mut dyn FnMut(Stored)) {
@@ -187,6 +190,9 @@ fn moe(spec: &MoeSpec, hidden: u64, plain: WeightFormat, each: &mut dyn FnMut(St
     }
     if let Some(shared) = &spec.shared {
         gated_mlp(shared.format, hidden, shared.intermediate, 1, 1, each);
+        if shared.bias {
+            vectors(plain, &[2 * shared.intermediate, hidden], each);
+        }
         if shared.gated {
             vectors(plain, &[hidden], each);
         }

@@ -51,6 +51,10 @@ pub enum WeightRole {
     DenseGateUp,
     /// `[hidden, intermediate]` of a dense MLP.
     DenseDown,
+    /// Bias of [`WeightRole::DenseGateUp`], `[gate | up]`.
+    DenseGateUpBias,
+    /// Bias of [`WeightRole::DenseDown`], `[hidden]`.
+    DenseDownBias,
     /// `[experts, hidden]`.
     Router,
     /// `[experts]`, added to router logits.
@@ -69,6 +73,10 @@ pub enum WeightRole {
     SharedGateUp,
     /// `[hidden, intermediate]` of the shared expert.
     SharedDown,
+    /// Bias of [`WeightRole::SharedGateUp`], `[gate | up]`.
+    SharedGateUpBias,
+    /// Bias of [`WeightRole::SharedDown`], `[hidden]`.
+    SharedDownBias,
     /// `[1, hidden]`, the score that gates the shared expert.
     SharedGate,
     /// A projection of a cost-only block; `index` tells them apart.

@@ -153,3 +153,46 @@ fn kimi_k2_int4() {
 fn mini_kimi_int4() {
     check_all("mini-kimi-int4");
 }
+
+/// Clipped queries, keys and values, grouped heads, biases, tied embeddings, dynamic scaling.
+#[test]
+fn olmoe_that_clips() {
+    check_all("tiny-olmoe-clip");
+}
+
+/// Biases in attention, dense MLPs and shared experts, queries without compression, groups chosen by their best expert, a `null` factor.
+#[test]
+fn deepseek_v2_with_biases() {
+    check_all("tiny-deepseek-v2-biased");
+    check("tiny-deepseek-v2-biased", Deployment { tp: 2, dcp: 2, ..Deployment::default() }, Order::Seeded(9));
+}
+
+/// A window in every layer, heads that are no share of the hidden size, linear scaling, f16 in two shards.
+#[test]
+fn mixtral_with_a_window() {
+    check_all("tiny-mixtral-window");
+}
+
+/// Dense layers by step and by list, windows in some layers, Llama 3's scaling, tied embeddings.
+#[test]
+fn qwen2_with_dense_layers_between() {
+    check_all("tiny-qwen2-steps");
+}
+
+/// FP8 in blocks of 16 x 16, a dense layer between, biases, a window.
+#[test]
+fn qwen3_in_fp8() {
+    check_all("tiny-qwen3-fp8");
+}
+
+/// MXFP4 experts, a whole context in the first layer and a window in the second.
+#[test]
+fn gpt_oss_in_mxfp4() {
+    check_all("tiny-gpt-oss-mxfp4");
+}
+
+/// INT4 experts in groups of 16 with f32 scales, a quarter of each head rotated, no norms of queries and keys, groups of experts.
+#[test]
+fn glm4_in_int4() {
+    check_all("tiny-glm4-int4");
+}

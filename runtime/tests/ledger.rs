@@ -85,3 +85,18 @@ fn running_out_of_memory_names_phase_line_and_bytes() {
     let e = l.check(total - 1).unwrap_err();
     assert_eq!((e.phase, e.line), (MemoryPhase::GraphCapture, "captured graphs"));
 }
+
+/// Qwen3-Next: 36 of 48 layers keep 32 heads of 128 x 128 in f32 and three inputs of 8192 channels in bf16 of each sequence, whatever its
+/// length (transformers 5.17, `Qwen3NextGatedDeltaNet`).
+#[test]
+fn the_state_of_linear_attention_is_held_for_each_sequence() {
+    let spec = zoo::spec("qwen3-next-80b-a3b").unwrap();
+    let held = |tp: u32, context: u32| {
+        let deployment = Deployment { tp, ..Deployment::default() };
+        let graph = plan(&spec, &Step::uniform(Phase::Decode, 5, context), &deployment, &BuildOptions::default()).unwrap();
+        let options = LedgerOptions { captured_buckets: 1, channels: 4, spare_kv_bytes: 0 };
+        ledger(&lower(graph, LowerOptions::default()).unwrap(), &spec, &options).unwrap().ranks[0].line_bytes("state of linear attention")
+    };
+    let whole = 5 * 36 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2);
+    assert_eq!((held(1, 100), held(1, 5000), held(2, 100)), (whole, whole, whole / 2));
+}

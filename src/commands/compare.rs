@@ -227,6 +227,7 @@ impl Again<'_> {
             p2p,
             allreduce: Some(self.args.deployment.allreduce.unwrap_or(AllReduceKind::Nccl)),
             routing: self.args.deployment.routing.clone(),
+            kernels: self.args.deployment.kernels.clone(),
             seed: c.seed,
             ..DeploymentArgs::default()
         };

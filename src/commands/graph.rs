@@ -97,6 +97,7 @@ fn without_effect(args: &DeploymentArgs) -> Vec<&'static str> {
         ("--allreduce", args.allreduce.is_some()),
         ("--nccl-graph", args.nccl_graph.is_some()),
         ("--routing", args.routing.is_some()),
+        ("--kernels", args.kernels.is_some()),
     ];
     given.into_iter().filter(|(_, given)| *given).map(|(flag, _)| flag).collect()
 }

@@ -10,7 +10,7 @@ pub(super) use inputs::cut;
 use super::slice::Slice;
 use crate::args::{DeploymentArgs, Switch};
 use crate::error::{Failure, InputError, Outcome};
-use crate::generation::{self, Job, OnGpus, generate, gpus, reference};
+use crate::generation::{self, Job, OnGpus, Shown, generate, gpus, reference};
 use crate::measurement::{Conditions, Measured};
 use crate::output::{self, NewFile};
 use crate::resolve;
@@ -239,17 +239,14 @@ fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<O
         warm_passes: if args.backend == Backend::Cuda && args.deployment.graphs != Some(Switch::Off) { 2 } else { 0 },
     };
     let stream = text.as_ref().filter(|_| first && !args.deployment.json);
-    if let Some(t) = stream {
-        output::piece(t.prompt)?;
-    }
-    let model = stream.map(|t| &t.model);
+    let shown = stream.map(|t| Shown { prompt: t.prompt, model: &t.model });
     let mut measured = None;
     let generated = match args.backend {
-        Backend::Cpu => generate(&job, |capacity| Ok(reference(&job, capacity)), model, |_, _, _| Ok(()))?,
+        Backend::Cpu => generate(&job, |capacity| Ok(reference(&job, capacity)), shown, |_, _, _| Ok(()))?,
         Backend::Cuda => generate(
             &job,
             |capacity| gpus(&job, capacity, how),
-            model,
+            shown,
             |executor, key, inputs| {
                 if args.trace.is_some() {
                     let of = conditions(args, name, &job.deployment);

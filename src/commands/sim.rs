@@ -67,6 +67,13 @@ pub(crate) fn run(args: &SimArgs) -> Result<Outcome, Failure> {
     }
     let trace_file = args.trace.as_deref().map(|path| NewFile::plan("--trace", path)).transpose()?;
     let report_file = args.report.as_deref().map(|path| NewFile::plan("--report", path)).transpose()?;
+    NewFile::distinct(&[trace_file.as_ref(), report_file.as_ref()])?;
+    if let (Some(file), Some(measured)) = (&report_file, &args.measured) {
+        file.spares("--measured", measured)?;
+    }
+    if let (Some(file), Some(measured)) = (&trace_file, &args.measured) {
+        file.spares("--measured", measured)?;
+    }
     let measured = args.measured.as_deref().map(|path| Measured::read("--measured", path).map(|m| (path, m))).transpose()?;
     let prediction = Prediction::of(Scenario::new(&args.deployment)?)?;
     if let Some(file) = trace_file {

@@ -1,6 +1,7 @@
 //! `moetwin sweep`.
 
 use crate::args::{DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Speculation};
+use crate::digest::digest;
 use crate::error::{Failure, InputError, Outcome};
 use crate::output::{self, NewFile, Progress};
 use crate::resolve;
@@ -104,7 +105,9 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Outcome, Failure> {
         return Err(InputError::new("--tp", format!("no deployment of {} GPUs is left by these flags", gpus)).into());
     }
     // Rows in a file belong to the flags that hold for every point.
-    let question = format!("{} {} {:?}", model.spec.name, machine.name, DeploymentArgs { json: false, ..d.clone() });
+    let version = env!("CARGO_PKG_VERSION");
+    let own = digest(&(&model.spec, machine.to_json())).map_err(|e| Failure::Running(e.to_string()))?;
+    let question = format!("{} on {} {} [moetwin {version}, {own}]", model.spec.name, machine.name, d.given());
     let store = args.resume.as_deref().map(|path| Store::open(path, &question)).transpose()?;
     let known = store.as_ref().map(|s| s.known.clone()).unwrap_or_default();
     let progress = Progress::new("sweep", points.len());
@@ -231,7 +234,7 @@ impl Store {
             let heading = lines.next().map_or("", |(_, l)| l);
             let heading: Heading = serde_json::from_str(heading).map_err(|e| wrong(1, format!("no file of a sweep: {e}")))?;
             if heading.schema != 1 || heading.question != question {
-                return Err(wrong(1, format!("it belongs to another question: {}", heading.question)));
+                return Err(wrong(1, format!("it belongs to another question: {}; this one is: {question}", heading.question)));
             }
             let last = text.lines().count();
             for (i, line) in lines {

@@ -25,6 +25,12 @@ pub(crate) fn text(question: &Question, answer: &Answer) -> String {
         for (name, value) in &answer.numbers {
             let _ = writeln!(out, "  {name:width$}  {}", figure(*value));
         }
+        if answer.numbers.contains_key("step_ms") {
+            let _ = writeln!(
+                out,
+                "  (pace: a first figure from rates and measured anchors; `moetwin sim` simulates the step, kernel by kernel)"
+            );
+        }
         out.push('\n');
     }
     memory(&mut out, answer);

@@ -19,7 +19,7 @@ pub(crate) fn text(errors: &[FamilyError], collectives: &[ShippedTable]) -> Stri
     for e in errors {
         table.row([
             e.gpu.to_owned(),
-            e.implementation.to_owned(),
+            e.implementation.clone(),
             e.family.name().to_owned(),
             e.element.to_owned(),
             e.points.to_string(),

@@ -54,7 +54,12 @@ struct LoadJson<'a> {
 pub(crate) fn json(a: &Answer) -> Result<RequestsJson<'_>, Failure> {
     let s = &a.scenario;
     let names: Vec<(&str, usize)> = a.loads.iter().map(|l| (l.name.as_str(), l.requests)).collect();
+    let o = &s.options;
+    let how = (s.engine.name(), o.graphs, s.peer_access(), s.allreduce, o.backends.nccl_graph.name(), s.routing_text());
+    let speculation = s.speculation.as_ref().map(|plan| (plan.kind, plan.drafted, plan.acceptance.per_position()));
+    let kernels = s.kernel_folder.as_ref().map(|folder| folder.digest.as_str());
     let inputs = (env!("CARGO_PKG_VERSION"), &s.model.spec, s.machine.to_json(), &s.deployment, &a.policy, &names, s.seed);
+    let inputs = (inputs, how, speculation, kernels);
     let digest = digest(&inputs).map_err(|e| Failure::Running(format!("could not digest the inputs: {e}")))?;
     let loads =
         a.loads.iter().map(|l| LoadJson { load: &l.name, requests: l.requests, summary: &l.summary, good_requests_per_s: l.good_per_s });

@@ -73,6 +73,7 @@ pub(super) struct SpeculationJson<'a> {
     pub(super) break_even_tokens: f64,
     pub(super) plain_step_ms: f64,
     pub(super) plain_tokens_per_s: f64,
+    pub(super) plain_captured_tokens_per_s: f64,
     pub(super) wins: bool,
 }
 
@@ -122,6 +123,8 @@ struct Inputs<'a> {
     deployment: &'a DeploymentJson<'a>,
     step: &'a Step,
     histogram: Option<&'a moetwin::kernels::routing::RoutingHistogram>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kernels: Option<&'a str>,
     speculation: Option<(&'a str, u32, &'a [f64])>,
     seed: u64,
 }
@@ -138,6 +141,7 @@ pub(crate) fn json(p: &Prediction) -> Result<SimJson<'_>, Failure> {
         deployment: &deployment,
         step: &s.step,
         histogram,
+        kernels: s.kernel_folder.as_ref().map(|folder| folder.digest.as_str()),
         speculation: s.speculation.as_ref().map(|plan| (plan.kind, plan.drafted, plan.acceptance.per_position())),
         seed: s.seed,
     };
@@ -203,6 +207,7 @@ fn speculation(p: &Prediction) -> Option<SpeculationJson<'_>> {
         break_even_tokens: s.times.break_even_tokens(plan.drafted, s.plain_step_ms),
         plain_step_ms: s.plain_step_ms,
         plain_tokens_per_s: s.plain_tokens_per_s(),
+        plain_captured_tokens_per_s: s.plain_captured_tokens_per_s(),
         wins: s.wins(plan),
     })
 }

@@ -12,7 +12,7 @@ use crate::prediction::pace;
 use crate::scenario::Scenario;
 use moetwin::models::{Phase, Sequence, Step};
 use moetwin::sim::Duration;
-use moetwin::sim::exec::ExchangeMemory;
+use moetwin::sim::exec::SimMemory;
 use moetwin::sim::serving::{StepShape, StepTimes};
 use std::collections::BTreeMap;
 
@@ -34,13 +34,13 @@ enum Point {
 pub(crate) struct Simulated<'a> {
     scenario: &'a Scenario,
     known: BTreeMap<Point, f64>,
-    memory: ExchangeMemory,
+    memory: SimMemory,
 }
 
 impl<'a> Simulated<'a> {
     /// Of a deployment.
     pub(crate) fn new(scenario: &'a Scenario) -> Self {
-        Self { scenario, known: BTreeMap::new(), memory: ExchangeMemory::default() }
+        Self { scenario, known: BTreeMap::new(), memory: SimMemory::default() }
     }
     /// Steps simulated so far.
     pub(crate) fn simulated(&self) -> usize {
@@ -184,7 +184,7 @@ mod tests {
         let context = step.sequences.iter().map(|s| s.past).max().unwrap_or(0);
         let scenario = with_step(scenario, step, context);
         let program = scenario.program(&scenario.step).unwrap();
-        pace(&scenario, &program, &mut ExchangeMemory::default()).unwrap().0
+        pace(&scenario, &program, &mut SimMemory::default()).unwrap().0
     }
 
     #[test]
@@ -200,7 +200,8 @@ mod tests {
             let shape = StepShape { decoding: batch, cached_tokens, ..StepShape::default() };
             near(shape, Step::uniform(Phase::Decode, batch, context));
         }
-        for (count, past, new) in [(1, 0, 300), (1, 2000, 3000), (5, 100, 700)] {
+        // The first of these are what a lone user waits for: the prompt as `--phase prefill` has it.
+        for (count, past, new) in [(1, 0, 300), (1, 0, 1024), (1, 0, 3000), (1, 0, 8192), (1, 2000, 3000), (5, 100, 700)] {
             let mut shape = StepShape::default();
             (0..count).for_each(|_| shape.add_prompt(past, new));
             near(shape, prompts((0..count).map(|_| (past, new))));

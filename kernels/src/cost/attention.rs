@@ -7,6 +7,10 @@ use moetwin_models::{Axis, Op, Sequence};
 /// Width of a lightning-indexer key and heads of its queries: `index_head_dim` and `index_n_heads` of DeepSeek-V3.2's config.json.
 const INDEX_HEAD_DIM: u64 = 128;
 const INDEX_HEADS: u64 = 64;
+/// Width of the latent query that the indexer's queries are made from: `q_lora_rank` of DeepSeek-V3.2.
+const INDEX_QUERY_RANK: u64 = 1536;
+/// Bytes of a weight of the indexer's projections, which checkpoints leave unquantized.
+const INDEX_WEIGHT_BYTES: u64 = 2;
 /// An indexer key is stored in FP8 with one f32 scale.
 const INDEX_KEY_BYTES: u64 = INDEX_HEAD_DIM + 4;
 /// Bytes of an element of the recurrent state, which engines keep in f32.
@@ -177,6 +181,17 @@ pub(super) fn absorb(local: &Local<'_>) -> CostFacts {
     }
 }
 
+/// Bytes that linear attention keeps of a sequence on one rank: a matrix for each value head, and the last inputs of the convolution. 0 for
+/// other ops.
+pub(super) fn state_bytes(local: &Local<'_>) -> u64 {
+    let Op::LinearAttention { key_dim, value_dim, conv_width, .. } = &local.node.op else { return 0 };
+    let (key_dim, value_dim) = (u64::from(*key_dim), u64::from(*value_dim));
+    let heads = local.output(0).cols() / value_dim.max(1);
+    let state = product(&[heads, key_dim, value_dim, STATE_ELEMENT_BYTES]);
+    let inputs = product(&[local.input(2).rows(), u64::from(*conv_width).saturating_sub(1), local.input(0).tensor.dtype.bytes()]);
+    total([state, inputs])
+}
+
 /// Linear attention and the sparse indexer.
 pub(super) fn other(local: &Local<'_>) -> CostFacts {
     let streamed = local.streamed();
@@ -186,19 +201,22 @@ pub(super) fn other(local: &Local<'_>) -> CostFacts {
             let (key_dim, value_dim) = (u64::from(*key_dim), u64::from(*value_dim));
             let heads = local.output(0).cols() / value_dim.max(1);
             let conv_channels = local.input(2).rows();
-            let state = heads * key_dim * value_dim * STATE_ELEMENT_BYTES;
-            let conv_state = conv_channels * u64::from(*conv_width).saturating_sub(1) * local.input(0).tensor.dtype.bytes();
-            let states = product(&[t.batch, state + conv_state]);
+            let states = product(&[t.batch, state_bytes(local)]);
             // Gated delta rule: decay, the key's old value, the update and the query's read, each one multiply-add of the state.
             let flops = product(&[t.tokens, 4 * 2 * heads * key_dim * value_dim + 2 * conv_channels * u64::from(*conv_width)]);
             let (read_bytes, write_bytes) = (total([streamed.read_bytes, states]), total([streamed.write_bytes, states]));
             CostFacts { flops, read_bytes, write_bytes, ..streamed }
         }
-        _ => CostFacts {
-            flops: product(&[2, t.pairs, INDEX_HEADS, INDEX_HEAD_DIM]),
-            read_bytes: total([streamed.read_bytes, product(&[t.rows, INDEX_KEY_BYTES])]),
-            ..streamed
-        },
+        // Queries from the latent query, one key and a weight a head from the hidden state: read whole by every rank.
+        _ => {
+            let projections = INDEX_QUERY_RANK * INDEX_HEADS * INDEX_HEAD_DIM + local.input(0).cols() * (INDEX_HEAD_DIM + INDEX_HEADS);
+            CostFacts {
+                flops: total([product(&[2, t.pairs, INDEX_HEADS, INDEX_HEAD_DIM]), product(&[2, t.tokens, projections])]),
+                weight_bytes: product(&[projections, INDEX_WEIGHT_BYTES]),
+                read_bytes: total([streamed.read_bytes, product(&[t.rows, INDEX_KEY_BYTES])]),
+                ..streamed
+            }
+        }
     }
 }
 

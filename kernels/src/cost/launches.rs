@@ -9,10 +9,12 @@
 //! | expanded MLA | keys of both parts are put together first |
 //! | routed experts | token alignment, gate and up, activation, down, weighted sum (Marlin and Triton paths alike) |
 //! | linear attention | convolution, gated delta rule, gated norm |
-//! | sparse index | scores, top-k |
+//! | sparse index | three projections, norm and rotation of queries and key, a Hadamard rotation and a quantization of each, cache write, scores, top-k |
 //! | merging a dealt-out context | one; the gathers and the sum around it are exchanges of their own |
 //! | all others | one |
 //!
+//! The sparse index as SGLang's indexer for DeepSeek-V3.2 and GLM-5 runs it, whose kernels public profiles name one by one
+//! (`fast_hadamard_transform_kernel`, `fused_store_indexer_cache`, `fp8_paged_mqa_logits`, `topk_transform_decode_kernel`).
 //! Routed experts and MLA as in SGLang's `fused_marlin_moe` and `forward_absorb_prepare` (read in 2026); the others follow from what
 //! the modules call. Fusions that exist on some GPUs only are left out, so a tuned engine launches fewer.
 
@@ -28,7 +30,8 @@ pub(super) fn kernels(local: &Local<'_>) -> u32 {
         },
         Op::QkvPrepare { rope, qk_norm_eps, .. } => 1 + u32::from(rope.is_some()) + if qk_norm_eps.is_some() { 2 } else { 0 },
         Op::MlaNorm { q_lora, .. } => 1 + u32::from(q_lora.is_some()),
-        Op::QkNorm { .. } | Op::MlaRope { .. } | Op::MlaPrefill { .. } | Op::SparseIndex { .. } => 2,
+        Op::QkNorm { .. } | Op::MlaRope { .. } | Op::MlaPrefill { .. } => 2,
+        Op::SparseIndex { .. } => 12,
         Op::GqaAttention { .. } | Op::MlaDecode { .. } => {
             if prefill {
                 1

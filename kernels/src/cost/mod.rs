@@ -125,6 +125,15 @@ pub fn facts(graph: &Graph, node: NodeId, rank: RankId, routing: &dyn RoutingLoa
     Ok(facts)
 }
 
+/// Bytes that a node keeps of each sequence on `rank` from step to step and that no tensor of the graph holds: the state of linear attention.
+/// 0 for every other op. Both must belong to `graph`.
+///
+/// # Errors
+/// Where the deployment cannot cut an operand.
+pub fn state_bytes(graph: &Graph, node: NodeId, rank: RankId) -> Result<u64, SplitError> {
+    Ok(attention::state_bytes(&Local::new(graph, node, rank)?))
+}
+
 /// Every operand read once, every result written once.
 fn elementwise(local: &Local<'_>) -> CostFacts {
     // Operations an element of the first operand; what they are hardly matters beside the bytes.

@@ -87,7 +87,7 @@ impl Attend {
 impl Plan<'_> {
     pub(super) fn attention(&mut self) -> Result<(), LaunchError> {
         match &self.node.op {
-            Op::QkNorm { eps } => self.qk_norm(*eps),
+            Op::QkNorm { eps, clip } => self.qk_norm(*eps, *clip),
             Op::QkvPrepare { head_dim, rope, qk_norm_eps } => self.qkv_prepare(*head_dim, rope.as_ref(), *qk_norm_eps),
             Op::GqaAttention { head_dim, scale, window, .. } => self.gqa_attention(u64::from(*head_dim), *scale, window.unwrap_or(0)),
             Op::MlaNorm { eps, q_lora, kv_lora } => self.mla_norm(*eps, q_lora.map(u64::from), u64::from(*kv_lora)),
@@ -101,11 +101,12 @@ impl Plan<'_> {
         }
     }
 
-    fn qk_norm(&mut self, eps: f64) -> Result<(), LaunchError> {
+    fn qk_norm(&mut self, eps: f64, clip: Option<f64>) -> Result<(), LaunchError> {
         let (rows, all) = self.matrix_out(0)?;
         let (q, k) = (self.vector(1)?, self.vector(2)?);
         let mut args = vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Output(0)];
         args.extend([self.int(q, "q")?, self.int(k, "k")?, self.int(all - q - k, "v")?, Arg::F32(eps as f32)]);
+        args.push(Arg::F32(clip.map_or(f32::INFINITY, |c| c as f32)));
         self.rows("attention.cu", "qk_norm", rows, 1, 4 * q.max(k), args)
     }
 

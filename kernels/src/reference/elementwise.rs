@@ -91,7 +91,7 @@ pub(super) fn activate_row<T: Real>(activation: Activation, gate_up: &[T], out: 
             let (alpha, limit) = (T::from_f64(alpha), T::from_f64(limit));
             for ((o, g), u) in out.iter_mut().zip(gate).zip(up) {
                 let gate = clamp_above(*g, limit);
-                let up = -clamp_above(-clamp_above(*u, limit), limit);
+                let up = clamp(*u, limit);
                 *o = (up + T::ONE) * (gate * (alpha * gate).sigmoid());
             }
         }
@@ -101,6 +101,11 @@ pub(super) fn activate_row<T: Real>(activation: Activation, gate_up: &[T], out: 
 /// At most `limit`; what is not a number stays so.
 fn clamp_above<T: Real>(value: T, limit: T) -> T {
     if value > limit { limit } else { value }
+}
+
+/// From `-limit` to `limit`; what is not a number stays so.
+fn clamp<T: Real>(value: T, limit: T) -> T {
+    -clamp_above(-clamp_above(value, limit), limit)
 }
 
 /// `(y[T, H], score[T, 1]) -> y * sigmoid(score)`, or element by element with `score[T, H]`.
@@ -122,8 +127,13 @@ pub(super) fn sigmoid_scale<T: Real>(operands: Operands<'_, T>, outputs: &mut [A
     Ok(())
 }
 
-/// `(qkv[T, q | k | v], q_norm[q], k_norm[k]) -> qkv`.
-pub(super) fn qk_norm<T: Real>(operands: Operands<'_, T>, eps: f64, outputs: &mut [Array<T>]) -> Result<(), ReferenceError> {
+/// `(qkv[T, q | k | v], q_norm[q], k_norm[k]) -> qkv`, every element at most `clip` in size.
+pub(super) fn qk_norm<T: Real>(
+    operands: Operands<'_, T>,
+    eps: f64,
+    clip: Option<f64>,
+    outputs: &mut [Array<T>],
+) -> Result<(), ReferenceError> {
     operands.expect(3, 3)?;
     let qkv = operands.matrix(0, "qkv")?;
     let (q_norm, k_norm) = (operands.vector(1, "q_norm")?, operands.vector(2, "k_norm")?);
@@ -133,12 +143,15 @@ pub(super) fn qk_norm<T: Real>(operands: Operands<'_, T>, eps: f64, outputs: &mu
     }
     let [out] = operands.results(outputs)?;
     let out = operands.result(out, "qkv", qkv.rows, qkv.cols)?;
-    let eps = T::from_f64(eps);
+    let (eps, clip) = (T::from_f64(eps), clip.map(T::from_f64));
     for_rows(out, qkv.cols, |row, out| {
         let row = qkv.row(row);
         norm_row(&row[..q], q_norm, eps, &mut out[..q]);
         norm_row(&row[q..k], k_norm, eps, &mut out[q..k]);
         out[k..].copy_from_slice(&row[k..]);
+        if let Some(clip) = clip {
+            out.iter_mut().for_each(|v| *v = clamp(*v, clip));
+        }
     });
     Ok(())
 }

@@ -150,7 +150,7 @@ pub fn run<T: Real>(op: &Op, context: &LocalContext<'_>, inputs: &[&Array<T>], o
         Op::Add => elementwise::add(operands, outputs),
         Op::GatedActivation { activation } => elementwise::gated_activation(operands, *activation, outputs),
         Op::SigmoidScale => elementwise::sigmoid_scale(operands, outputs),
-        Op::QkNorm { eps } => elementwise::qk_norm(operands, *eps, outputs),
+        Op::QkNorm { eps, clip } => elementwise::qk_norm(operands, *eps, *clip, outputs),
         Op::Linear { .. } => linear::linear(operands, context, outputs),
         Op::QkvPrepare { head_dim, rope, qk_norm_eps } => {
             gqa::prepare(operands, context, *head_dim as usize, rope.as_ref(), *qk_norm_eps, outputs)

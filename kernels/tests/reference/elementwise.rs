@@ -38,6 +38,23 @@ fn activations_by_hand() {
 }
 
 #[test]
+fn full_width_norms_by_hand_and_clipped() {
+    // q = (3, 4): mean square 12.5, so q / sqrt(12.5 + 0) = (0.848.., 1.131..); k = (2, 2): (1, 1). Weights double q and keep k.
+    let qkv = real(&[1, 6], &[3.0, 4.0, 2.0, 2.0, -5.0, 0.25]);
+    let (q_norm, k_norm) = (real(&[2], &[2.0, 2.0]), real(&[2], &[1.0, 1.0]));
+    let root = 12.5f64.sqrt();
+    let plain_values = [6.0 / root, 8.0 / root, 1.0, 1.0, -5.0, 0.25];
+    let clipped = plain_values.map(|v: f64| v.clamp(-1.75, 1.75));
+    for (clip, expected) in [(None, plain_values), (Some(1.75), clipped)] {
+        let inputs = [qkv.clone(), q_norm.clone(), k_norm.clone()];
+        check(&Op::QkNorm { eps: 0.0, clip }, &plain(), &inputs, &[Result64::Real(vec![1, 6])], &[real(&[1, 6], &expected)]);
+    }
+    // By hand: 6 / sqrt(12.5) = 1.697 stays, 8 / sqrt(12.5) = 2.263 and -5 do not.
+    assert_eq!((clipped[1], clipped[4], clipped[5]), (1.75, -1.75, 0.25));
+    assert!((clipped[0] - 1.697_056_274_8).abs() < 1e-9);
+}
+
+#[test]
 fn sigmoid_scale_by_row_or_by_element() {
     let y = real(&[2, 2], &[1.0, 2.0, 3.0, 4.0]);
     let third = 1.0f64 / 3.0;
@@ -104,7 +121,9 @@ proptest! {
     }
 
     #[test]
-    fn full_width_norms_leave_the_values_alone(seed: u64, rows in 0usize..9, q in 1usize..9, k in 1usize..9, v in 0usize..9) {
+    fn full_width_norms_leave_the_values_alone(
+        seed: u64, rows in 0usize..9, q in 1usize..9, k in 1usize..9, v in 0usize..9, clip in prop::option::of(0.1f64..2.0),
+    ) {
         let mut n = Numbers::new(seed);
         let (qkv, q_norm, k_norm) = (n.array(&[rows, q + k + v]), n.array(&[q]), n.array(&[k]));
         let (normed_q, normed_k) = (norm_oracle(&qkv, &q_norm, 1e-5, 0), norm_oracle(&qkv, &k_norm, 1e-5, q));
@@ -118,8 +137,9 @@ proptest! {
                 })
             })
             .collect();
+        let expected: Vec<f64> = expected.into_iter().map(|x| clip.map_or(x, |c| x.clamp(-c, c))).collect();
         let expected = real(&[rows, q + k + v], &expected);
-        check(&Op::QkNorm { eps: 1e-5 }, &plain(), &[qkv, q_norm, k_norm], &[Result64::Real(vec![rows, q + k + v])], &[expected]);
+        check(&Op::QkNorm { eps: 1e-5, clip }, &plain(), &[qkv, q_norm, k_norm], &[Result64::Real(vec![rows, q + k + v])], &[expected]);
     }
 
     #[test]

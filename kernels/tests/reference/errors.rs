@@ -115,7 +115,7 @@ fn every_op() -> Vec<Op> {
         Op::Linear { role: LinearRole::Other },
         Op::GatedActivation { activation: Activation::Silu },
         Op::SigmoidScale,
-        Op::QkNorm { eps: 0.0 },
+        Op::QkNorm { eps: 0.0, clip: None },
         Op::QkvPrepare { head_dim: 2, rope: Some(rope()), qk_norm_eps: Some(0.0) },
         Op::QkvPrepare { head_dim: 0, rope: None, qk_norm_eps: None },
         Op::GqaAttention { head_dim: 2, scale: 1.0, window: Some(0), split_context: false },

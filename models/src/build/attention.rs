@@ -153,7 +153,7 @@ pub(super) fn gqa(b: &mut Builder<'_>, s: &GqaSpec, x: TensorId) -> TensorId {
         let mut operands = vec![qkv];
         operands.push(b.vector("attn.q_norm.weight", WeightRole::QNorm, q_dim.clone()));
         operands.push(b.vector("attn.k_norm.weight", WeightRole::KNorm, Dim::Packed(vec![kv_part])));
-        qkv = b.one(Op::QkNorm { eps }, operands, "attn.qkv_normed", b.shape(qkv).to_vec(), dtype);
+        qkv = b.one(Op::QkNorm { eps, clip: s.clip }, operands, "attn.qkv_normed", b.shape(qkv).to_vec(), dtype);
     }
     let mut operands = vec![qkv, b.positions()];
     let cache = b.cache(Dim::Packed(vec![kv_part, kv_part]));

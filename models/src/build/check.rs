@@ -1,6 +1,6 @@
 //! Contradictions of a spec or a step that would make a meaningless graph.
 
-use crate::spec::{Attention, Ffn, GqaSpec, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec, RopeSpec};
+use crate::spec::{Attention, Ffn, GqaSpec, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec, QkNorm, RopeSpec};
 use crate::step::Step;
 
 /// Every contradiction, one sentence each; those of several layers are listed once, with the first such layer.
@@ -85,6 +85,13 @@ impl Check {
         self.divides("number of key-value heads", s.kv_heads, s.heads, "the number of query heads");
         self.fits("width of all heads", u64::from(s.heads).saturating_mul(u64::from(s.head_dim)), u64::from(u32::MAX));
         self.positive("attention window", u64::from(s.window.unwrap_or(1)));
+        match s.clip {
+            Some(_) if s.qk_norm != QkNorm::Full => {
+                self.fault("queries, keys and values are clipped without a norm over all of them".into())
+            }
+            Some(clip) if !(clip.is_finite() && clip > 0.0) => self.fault(format!("queries, keys and values are clipped at {clip}")),
+            _ => {}
+        }
         if let Some(rope) = &s.rope {
             self.rope(rope, s.head_dim);
         }

@@ -14,6 +14,8 @@ struct Mlp {
     down: (LinearRole, WeightRole),
     intermediate: u64,
     activation: Activation,
+    /// Biases of the two projections.
+    bias: Option<(WeightRole, WeightRole)>,
     format: WeightFormat,
 }
 
@@ -25,7 +27,7 @@ fn gated_mlp(b: &mut Builder<'_>, x: TensorId, m: &Mlp) -> TensorId {
         role: m.gate_up.0,
         name: &format!("{}.gate_up", m.name),
         weight: m.gate_up.1,
-        bias: None,
+        bias: m.bias.map(|b| b.0),
         rows: Dim::gate_up(m.intermediate),
         cols: hidden.clone(),
         format: m.format,
@@ -37,7 +39,7 @@ fn gated_mlp(b: &mut Builder<'_>, x: TensorId, m: &Mlp) -> TensorId {
         role: m.down.0,
         name: &format!("{}.down", m.name),
         weight: m.down.1,
-        bias: None,
+        bias: m.bias.map(|b| b.1),
         rows: hidden,
         cols: inner,
         format: m.format,
@@ -53,6 +55,7 @@ pub(super) fn dense(b: &mut Builder<'_>, s: &DenseSpec, x: TensorId) -> TensorId
         down: (LinearRole::DenseDown, WeightRole::DenseDown),
         intermediate: s.intermediate,
         activation: s.activation,
+        bias: s.bias.then_some((WeightRole::DenseGateUpBias, WeightRole::DenseDownBias)),
         format: s.format,
     };
     gated_mlp(b, x, &mlp)
@@ -124,6 +127,7 @@ fn shared_expert(b: &mut Builder<'_>, s: &SharedExpertSpec, activation: Activati
         down: (LinearRole::SharedDown, WeightRole::SharedDown),
         intermediate: s.intermediate,
         activation,
+        bias: s.bias.then_some((WeightRole::SharedGateUpBias, WeightRole::SharedDownBias)),
         format: s.format,
     };
     let y = gated_mlp(b, x, &mlp);

@@ -112,6 +112,8 @@ pub(super) struct FfnNames {
     /// Projections of an expert.
     pub(super) expert: &'static [&'static str],
     pub(super) shared: &'static str,
+    /// Whether the dense projections, those of the shared expert among them, carry biases.
+    pub(super) bias: bool,
 }
 
 /// `mlp.{gate,up,down}_proj`, the most common names.
@@ -120,11 +122,12 @@ pub(super) const MLP_NAMES: FfnNames = FfnNames {
     dense: &["gate_proj", "up_proj", "down_proj"],
     expert: &["gate_proj", "up_proj", "down_proj"],
     shared: "shared_experts",
+    bias: false,
 };
 
 /// Names of Mixtral and its relatives.
 pub(super) const SPARSE_NAMES: FfnNames =
-    FfnNames { block: "block_sparse_moe", dense: &["w1", "w2", "w3"], expert: &["w1", "w2", "w3"], shared: "shared_experts" };
+    FfnNames { block: "block_sparse_moe", dense: &["w1", "w2", "w3"], expert: &["w1", "w2", "w3"], ..MLP_NAMES };
 
 /// Routed experts of a family, the same in all its sparse layers.
 pub(super) struct MoeShape {
@@ -341,7 +344,7 @@ impl Context<'_> {
         let hidden = self.base.as_ref()?.hidden;
         let modules = names.dense.iter().map(|n| format!("model.layers.{layer}.{}.{n}", names.block));
         let format = self.block_format(Module::Linear, modules, &[hidden, intermediate])?;
-        Some(DenseSpec { intermediate, activation, format })
+        Some(DenseSpec { intermediate, activation, bias: names.bias, format })
     }
 
     /// The experts of a layer.
@@ -356,7 +359,7 @@ impl Context<'_> {
             Some((intermediate, gated)) => {
                 let modules = names.dense.iter().map(|n| format!("{block}.{}.{n}", names.shared));
                 let format = self.block_format(Module::Linear, modules, &[hidden, intermediate])?;
-                Some(SharedExpertSpec { intermediate, gated, format })
+                Some(SharedExpertSpec { intermediate, gated, bias: names.bias, format })
             }
             None => None,
         };

@@ -1,6 +1,6 @@
 //! DeepSeek-V2, V3, V3.2, Kimi-K2 and GLM with sparse attention: multi-head latent attention, experts after some dense layers.
 
-use super::common::{Body, Context, MLP_NAMES, MoeShape};
+use super::common::{Body, Context, FfnNames, MLP_NAMES, MoeShape};
 use super::fields::{MAX_HEADS, MAX_LAYERS, MAX_WIDTH};
 use super::router::{self, GroupDefaults};
 use crate::dtype::WeightFormat;
@@ -17,14 +17,16 @@ const V3_GROUPS: GroupDefaults = GroupDefaults { groups: 8, topk_groups: 4, scal
 pub(super) fn read_v2(ctx: &Context<'_>) -> Option<Body> {
     let experts = ctx.experts(&["n_routed_experts", "num_experts"], &["num_experts_per_tok"]);
     let router = router::deepseek_v2(ctx, experts);
-    let body = read_with(ctx, experts, router, 0, None)?;
+    // Only this family's class reads it.
+    let bias = ctx.text.bool_or(&["mlp_bias"], false)?;
+    let body = read_with(ctx, experts, router, &FfnNames { bias, ..MLP_NAMES }, 0, None)?;
     Some(body.into())
 }
 
 pub(super) fn read_v3(ctx: &Context<'_>) -> Option<Body> {
     let experts = ctx.experts(&["n_routed_experts", "num_local_experts"], &["num_experts_per_tok"]);
     let router = router::deepseek_v3(ctx, experts, &V3_GROUPS);
-    let layers = read_with(ctx, experts, router, 3, None)?;
+    let layers = read_with(ctx, experts, router, &MLP_NAMES, 3, None)?;
     speculation_layers(ctx);
     Some(layers.into())
 }
@@ -69,7 +71,7 @@ fn read_sparse(ctx: &Context<'_>, groups: &GroupDefaults, index: IndexDefaults) 
     let heads = text.u64_assumed(&["index_n_heads"], 1..=MAX_HEADS, index.heads);
     let head_dim = text.u64_assumed(&["index_head_dim"], 1..=MAX_HEADS, index.head_dim);
     let topk = text.u64_assumed(&["index_topk"], 1..=MAX_WIDTH, index.topk).map(|k| k as u32);
-    let layers = read_with(ctx, experts, router, 3, topk)?;
+    let layers = read_with(ctx, experts, router, &MLP_NAMES, 3, topk)?;
     speculation_layers(ctx);
     let base = ctx.base.as_ref()?;
     let q_lora = text.u64(&["q_lora_rank"], 1..=MAX_WIDTH)?;
@@ -87,6 +89,7 @@ fn read_with(
     ctx: &Context<'_>,
     experts: Option<(u32, u32)>,
     router: Option<RouterSpec>,
+    names: &FfnNames,
     first_dense: u64,
     sparse_topk: Option<u32>,
 ) -> Option<Vec<LayerSpec>> {
@@ -100,15 +103,15 @@ fn read_with(
     let (experts, topk) = experts?;
     let shared = shared?.filter(|&n| n > 0).map(|n| (n * expert, false));
     let shape = MoeShape { experts, topk, intermediate: expert, router, activation: Activation::Silu, expert_bias: false, shared };
-    let names: &[&str] = match mla.q_lora {
+    let projections: &[&str] = match mla.q_lora {
         Some(_) => &["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
         None => &["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
     };
     let mut inputs = vec![ctx.base.as_ref()?.hidden, u64::from(mla.kv_lora), u64::from(mla.heads) * u64::from(mla.v_dim)];
     inputs.extend(mla.q_lora.map(u64::from));
     let layer = |(i, &sparse): (usize, &bool)| {
-        let format = ctx.attention_format(i, ATTENTION, names, &inputs)?;
-        let ffn = ctx.ffn(i, &MLP_NAMES, sparse.then_some(&shape), dense)?;
+        let format = ctx.attention_format(i, ATTENTION, projections, &inputs)?;
+        let ffn = ctx.ffn(i, names, sparse.then_some(&shape), dense)?;
         Some(LayerSpec { attention: Attention::Mla(MlaSpec { format, ..mla.clone() }), ffn })
     };
     sparse.iter().enumerate().map(layer).collect()

@@ -7,7 +7,7 @@ use super::router;
 use crate::rope::yarn_mscale;
 use crate::spec::{Activation, Attention, Ffn, GqaSpec, LayerSpec, RopeScaling};
 
-/// Steepness of the gate's sigmoid (transformers 5.17, `GptOssExperts`).
+/// Steepness of the gate's sigmoid (transformers 5.17, `GptOssExperts`); files of 5.24 may name it `swiglu_alpha`.
 const ALPHA: f64 = 1.702;
 /// Clamp of gate and up there; newer files name it `swiglu_limit`.
 const LIMIT: f64 = 7.0;
@@ -33,10 +33,12 @@ pub(super) fn read(ctx: &Context<'_>) -> Option<Body> {
     let default = |i: usize| if i.is_multiple_of(2) { "sliding_attention" } else { "full_attention" };
     let types = ctx.layer_types(&["sliding_attention", "full_attention"], default);
     let experts = ctx.experts(&["num_local_experts", "num_experts"], &["num_experts_per_tok", "experts_per_token"]);
+    let alpha = text.f64_or(&["swiglu_alpha"], 0.0..=1e6, ALPHA);
     let limit = text.f64_or(&["swiglu_limit"], 0.0..=1e6, LIMIT);
     let shape = plain_experts(experts, ctx.intermediate("intermediate_size"), Some(router::softmax_topk(true)));
-    let (heads, bias, window, types, limit, shape) = (heads?, bias?, window?, types?, limit?, shape?);
-    let shape = MoeShape { activation: Activation::ClampedSwiglu { alpha: ALPHA, limit }, expert_bias: true, ..shape };
+    let (heads, bias, window, types) = (heads?, bias?, window?, types?);
+    let (alpha, limit, shape) = (alpha?, limit?, shape?);
+    let shape = MoeShape { activation: Activation::ClampedSwiglu { alpha, limit }, expert_bias: true, ..shape };
     let attention = |layer_type: &str| -> Option<GqaSpec> {
         let rope = ctx.rope(heads.head_dim, layer_type, &rope)?;
         let window = (layer_type == "sliding_attention").then_some(window);

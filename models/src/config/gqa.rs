@@ -10,6 +10,8 @@ use crate::spec::{Activation, Attention, Ffn, GqaSpec, LayerSpec, QkNorm, RopeSp
 
 /// The block's name and its projections, below `model.layers.N.`.
 pub(super) const ATTENTION: &str = "self_attn";
+/// Least `clip_qkv`; 0 would leave nothing of queries, keys and values.
+const LEAST_CLIP: f64 = 1e-6;
 const PROJECTIONS: &[&str] = &["q_proj", "k_proj", "v_proj", "o_proj"];
 
 impl Heads {
@@ -24,6 +26,7 @@ impl Heads {
             qkv_bias: false,
             o_bias: false,
             qk_norm: QkNorm::None,
+            clip: None,
             window: None,
             sinks: false,
             output_gate: false,
@@ -86,15 +89,9 @@ pub(super) fn read_olmoe(ctx: &Context<'_>) -> Option<Body> {
     let experts = ctx.experts(&["num_experts", "num_local_experts"], &["num_experts_per_tok"]);
     let normalize = text.bool_assumed(&["norm_topk_prob"], false);
     let shape = plain_experts(experts, ctx.intermediate("intermediate_size"), normalize.map(router::softmax));
-    if let Some(clip) = text.raw("clip_qkv") {
-        text.fault(
-            "clip_qkv",
-            format!("is {}; clipping of queries, keys and values is not implemented", super::fields::describe(clip)),
-            "null",
-        );
-    }
-    let bias = bias?;
-    ctx.uniform(attention.map(|a| GqaSpec { qkv_bias: bias, o_bias: bias, qk_norm: QkNorm::Full, ..a }), &MLP_NAMES, shape)
+    let clip = text.maybe_f64(&["clip_qkv"], LEAST_CLIP..=1e6);
+    let (bias, clip) = (bias?, clip?);
+    ctx.uniform(attention.map(|a| GqaSpec { qkv_bias: bias, o_bias: bias, qk_norm: QkNorm::Full, clip, ..a }), &MLP_NAMES, shape)
 }
 
 pub(super) fn read_phimoe(ctx: &Context<'_>) -> Option<Body> {

@@ -116,6 +116,7 @@ fn hybrid(ctx: &Context<'_>, projections: &[&str]) -> Option<Body> {
     let sparse = ctx.sparse_by_step();
     let dense = ctx.dense_intermediate(sparse.as_deref());
     speculation_layers(ctx);
+    ctx.sink.warn("the state of linear attention is no tensor of the graph: the ledger counts it, and its steps are costed with reading and writing it");
     let (attention, bias, output_gate, linear, types) = (attention?, bias?, gate?, linear?, types?);
     let full = GqaSpec { qkv_bias: bias, o_bias: bias, qk_norm: QkNorm::PerHead, output_gate, ..attention };
     let inputs = [ctx.base.as_ref()?.hidden, u64::from(linear.value_heads) * u64::from(linear.value_dim)];

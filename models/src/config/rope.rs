@@ -142,7 +142,8 @@ fn factor(text: &Fields<'_>, fields: &Fields<'_>, kind: &str) -> Option<f64> {
         None if kind == "yarn" && fields.mentions("factor") => {
             let original = original_positions(text, fields)?;
             let longest = text.maybe_u64(&["max_position_embeddings"], 1..=MAX_POSITIONS)?.map_or(original, |m| m as f64);
-            Some((longest / original).max(1.0))
+            // May be below 1, where the original context is the longer one.
+            Some(longest / original)
         }
         None => {
             fields.fault("factor", format!("is missing, and {kind} scaling needs it"), accepted);

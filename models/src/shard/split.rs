@@ -77,9 +77,9 @@ fn subject(tensor: &Tensor, dim: &Dim, placed: bool) -> &'static str {
         (_, Dim::Experts(_)) => "experts",
         (TensorKind::Weight(w), _) => match w.role {
             WeightRole::Qkv | WeightRole::QkvBias => "attention heads (query or key-value)",
-            WeightRole::DenseGateUp | WeightRole::DenseDown => "intermediate columns",
+            WeightRole::DenseGateUp | WeightRole::DenseGateUpBias | WeightRole::DenseDown => "intermediate columns",
             WeightRole::ExpertsGateUp | WeightRole::ExpertsGateUpBias | WeightRole::ExpertsDown => "expert intermediate columns",
-            WeightRole::SharedGateUp | WeightRole::SharedDown => "shared expert intermediate columns",
+            WeightRole::SharedGateUp | WeightRole::SharedGateUpBias | WeightRole::SharedDown => "shared expert intermediate columns",
             _ => "attention heads",
         },
         (TensorKind::Cache { .. }, _) => "key-value heads",

@@ -71,6 +71,15 @@ fn deepseek_v2() {
     assert!(grouped.warnings.iter().any(|w| w.contains("norm_topk_prob")));
     let direct = changed(text, json!({"q_lora_rank": null, "attention_bias": true, "n_shared_experts": 0}));
     assert_eq!((mla(&direct, 0).q_lora, mla(&direct, 0).bias, &moe(&direct, 1).shared), (None, true, &None));
+    // `mlp_bias` is read by this family's class alone.
+    let biases = |spec: &ModelSpec| {
+        let dense = spec.layers.iter().any(|l| matches!(&l.ffn, Ffn::Dense(d) if d.bias));
+        let shared = spec.layers.iter().any(|l| matches!(&l.ffn, Ffn::Moe(m) if m.shared.as_ref().is_some_and(|s| s.bias)));
+        (dense, shared)
+    };
+    assert_eq!(biases(&changed(fixture!("tiny-deepseek-v2"), json!({"mlp_bias": true}))), (true, true));
+    assert_eq!(biases(&parsed(fixture!("tiny-deepseek-v2"))), (false, false));
+    assert_eq!(biases(&changed(fixture!("tiny-deepseek-v3"), json!({"mlp_bias": true}))), (false, false));
 }
 
 #[test]
@@ -134,6 +143,10 @@ fn yarn_in_both_dialects() {
     let yarn = json!({"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 64, "attention_factor": 0.5});
     let ratio = changed(text, json!({"rope_parameters": yarn}));
     assert!(matches!(mla(&ratio, 0).rope.scaling, RopeScaling::Yarn { factor: 40.0, attention_factor: 0.5, .. }));
+    // Below 1 where the original context is the longer one; the temperature is 1 then.
+    let yarn = json!({"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 5120});
+    let longer = changed(text, json!({"rope_parameters": yarn}));
+    assert!(matches!(mla(&longer, 0).rope.scaling, RopeScaling::Yarn { factor: 0.5, attention_factor: 1.0, .. }));
 }
 
 /// Dynamic NTK scaling changes the base for sequences longer than the model's context only, and those are refused.
@@ -212,6 +225,8 @@ fn mixtral_and_olmoe() {
     let olmoe = parsed(fixture!("tiny-olmoe"));
     assert_eq!(gqa(&olmoe, 0).qk_norm, QkNorm::Full);
     assert_eq!(moe(&olmoe, 0).router, SOFTMAX);
+    assert_eq!(gqa(&olmoe, 0).clip, None);
+    assert_eq!(gqa(&changed(fixture!("tiny-olmoe"), json!({"clip_qkv": 8.0})), 2).clip, Some(8.0));
     assert!(mixtral.executable && olmoe.executable);
 }
 
@@ -246,6 +261,8 @@ fn gpt_oss() {
     assert_eq!(experts.router, RouterSpec { scoring: Scoring::SoftmaxTopk, logits_bias: true, ..SOFTMAX });
     assert_eq!(experts.activation, Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 });
     assert!(experts.expert_bias && experts.shared.is_none());
+    let newer = changed(text, json!({"swiglu_alpha": 1.5, "swiglu_limit": 10}));
+    assert_eq!(moe(&newer, 0).activation, Activation::ClampedSwiglu { alpha: 1.5, limit: 10.0 });
     // The class's own rotary parameters, and one object for each kind of layer.
     assert_eq!(gqa(&changed(text, json!({"rope_parameters": null})), 0).rope, attention.rope);
     let nested = json!({"full_attention": {"rope_theta": 1e5}, "sliding_attention": {"rope_theta": 1e4}});

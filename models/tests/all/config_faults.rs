@@ -107,7 +107,7 @@ fn contradictions() {
     rejected(QWEN2, &[("layer_types", sliding)], "layer_types[1]", "use_sliding_window is false", "full_attention");
     let unknown = json!(["sliding_attention", "full_attention", "mamba"]);
     rejected(GPT, &[("layer_types", unknown)], "layer_types[2]", "mamba", "sliding_attention, full_attention");
-    rejected(OLMOE, &[("clip_qkv", json!(8.0))], "clip_qkv", "is 8.0", "null");
+    rejected(OLMOE, &[("clip_qkv", json!(0.0))], "clip_qkv", "is 0.0", "from 1e-6");
     let both = [("partial_rotary_factor", json!(0.1)), ("rope_parameters/partial_rotary_factor", Value::Null)];
     rejected(GLM, &both, "partial_rotary_factor", "gives 1", "even");
     rejected(QWEN3, &[("partial_rotary_factor", json!(0.5))], "partial_rotary_factor", "rotates whole heads", "1.0");

@@ -50,6 +50,24 @@ fn one_rank_prefill() {
     check("deepseek-prefill.txt", &text::print(&planned("tiny-deepseek-v3", &ragged_prefill(), &Deployment::single())));
 }
 
+/// The decoder inside a wrapper is the decoder alone.
+#[test]
+fn nested_decoder() {
+    check("tiny-kimi-k25-nested.txt", &text::print(&planned("tiny-kimi-k25-nested", &decode(), &Deployment::single())));
+}
+
+/// Biases of dense and shared experts' projections, groups of experts, queries without compression.
+#[test]
+fn biases_everywhere() {
+    check("tiny-deepseek-v2-biased.txt", &text::print(&planned("tiny-deepseek-v2-biased", &decode(), &Deployment::single())));
+}
+
+/// Clipped queries, keys and values.
+#[test]
+fn clipped_projections() {
+    check("tiny-olmoe-clip.txt", &text::print(&planned("tiny-olmoe-clip", &decode(), &Deployment::single())));
+}
+
 #[test]
 fn tensor_parallel() {
     let d = Deployment { tp: 2, ..Deployment::single() };

@@ -54,12 +54,14 @@ fn every_rank_maps_every_window_and_all_meet_in_the_kernel() {
 
 #[test]
 fn a_rank_that_cannot_map_leaves_all_to_nccl_and_says_so() {
-    let host = FakeHost::default().with_rank_apart(RankId(5));
-    let (outcome, remarks) = run(&host, &summing(), one_shot);
-    outcome.unwrap();
-    assert_eq!((host.wrong(), host.open_gpus()), (Vec::<String>::new(), 0));
-    assert!(remarks.len() == 1 && remarks[0].contains("use NCCL, not one-shot: rank 5: "), "{remarks:?}");
-    assert!((0..8).all(|r| count(&host, r, |a| matches!(a, Asked::Meet(_))) == 0));
+    // Nor may a kernel wait for peers that nothing can stop.
+    for host in [FakeHost::default().with_rank_apart(RankId(5)), FakeHost::default().without_host_memory(RankId(5))] {
+        let (outcome, remarks) = run(&host, &summing(), one_shot);
+        outcome.unwrap();
+        assert_eq!((host.wrong(), host.open_gpus()), (Vec::<String>::new(), 0));
+        assert!(remarks.len() == 1 && remarks[0].contains("use NCCL, not one-shot: rank 5: "), "{remarks:?}");
+        assert!((0..8).all(|r| count(&host, r, |a| matches!(a, Asked::Meet(_))) == 0));
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod support;
 
 use moetwin_cuda::exec::fake::{Asked, FakeHost};
+use moetwin_cuda::exec::gpu::Host;
 use moetwin_cuda::exec::inject::{FaultKind, Injection, PHASES};
 use moetwin_models::{Deployment, RankId};
 use moetwin_runtime::init::InitPhase;
@@ -11,6 +12,9 @@ use moetwin_runtime::reference::ExecuteError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use support::{exchanging, model, programs, serve_here, staged};
+
+/// Of every run here (`serve_here`).
+const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Every allocation freed once, everything ended in the order graphs, communicators, memory, context, and nothing worked after an abort.
 fn check_end(host: &FakeHost, what: &str) {
@@ -43,6 +47,15 @@ fn check_fault(injection: Injection, deployment: &Deployment) -> bool {
     let begin = Instant::now();
     let outcome = serve_here(&host, Some(injection), &spec, &programs);
     let what = injection.to_string();
+    // By the fake's clock, which passes by seconds: a run ends soon after the fault, or after the deadline where nothing but time tells.
+    let soon = Duration::from_secs(2);
+    let limit = match injection.kind {
+        FaultKind::Die | FaultKind::OutOfMemory => soon,
+        FaultKind::Stall => DEADLINE + soon,
+        // Its thread is waited for twice, from without and after an abort.
+        FaultKind::Hang => DEADLINE + soon * 2,
+    };
+    assert!(outcome.is_ok() || host.now() <= limit, "{what} ended after {:?}", host.now());
     // A hung call is held until the run has ended without it; then its rank must end in order too.
     let hangs = injection.kind == FaultKind::Hang;
     if hangs {

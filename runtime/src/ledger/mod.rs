@@ -4,8 +4,8 @@ mod workspace;
 
 pub use workspace::{WorkspaceError, all_to_all_workspace};
 
-use crate::program::{Place, Program};
-use moetwin_models::{Graph, ModelSpec, RankId, TensorId, TensorKind, WeightRole};
+use crate::program::{Place, Program, RankProgram};
+use moetwin_models::{Graph, ModelSpec, Op, RankId, TensorId, TensorKind, WeightRole};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -139,9 +139,19 @@ fn rank_lines(program: &Program, spec: &ModelSpec, options: &LedgerOptions, work
     add(Load, "load staging: the largest weight once more", largest, true);
     let kv: u64 = rp.buffers.iter().filter(|(_, b)| b.place == Place::KvPool).map(|(_, b)| b.bytes).sum();
     add(KvAlloc, "KV pool", kv + options.spare_kv_bytes, false);
+    add(KvAlloc, "state of linear attention", state_bytes(&program.graph, rp, rank), false);
     add(GraphCapture, "activations arena", rp.arena_bytes, false);
     add(GraphCapture, "captured graphs", u64::from(options.captured_buckets) * rp.commands.len() as u64 * CAPTURED_NODE_BYTES, false);
     lines
+}
+
+/// What a rank keeps of its sequences beside the KV pool.
+fn state_bytes(graph: &Graph, rp: &RankProgram, rank: RankId) -> u64 {
+    let sequences = graph.deployment.attention_sequences(&graph.step, rank).len() as u64;
+    let nodes = rp.commands.iter().map(|c| c.id.node).filter(|n| matches!(graph.nodes[*n].op, Op::LinearAttention { .. }));
+    // Lowering has cut every operand of the rank's commands.
+    let bytes = nodes.map(|n| moetwin_kernels::cost::state_bytes(graph, n, rank).unwrap_or(0));
+    bytes.fold(0u64, u64::saturating_add).saturating_mul(sequences)
 }
 
 /// What a draft model adds on each of its ranks: its own weights, its KV pool and its activations. `shared` weights are the target's.
@@ -208,10 +218,10 @@ fn weight_group(role: WeightRole) -> WeightGroup {
         R::FinalNorm | R::InputNorm | R::PostAttentionNorm | R::QaNorm | R::KvaNorm | R::QNorm | R::KNorm => WeightGroup::Norms,
         R::QaKva | R::Kva | R::QaKvaBias => WeightGroup::AttentionReplicated,
         R::Qkv | R::QkvBias | R::Sinks | R::QDirect | R::Qb | R::KvB | R::O | R::OBias | R::Other(_) => WeightGroup::AttentionSharded,
-        R::DenseGateUp | R::DenseDown => WeightGroup::Dense,
+        R::DenseGateUp | R::DenseGateUpBias | R::DenseDown | R::DenseDownBias => WeightGroup::Dense,
         R::Router | R::RouterBias | R::CorrectionBias => WeightGroup::Router,
         R::ExpertsGateUp | R::ExpertsGateUpBias | R::ExpertsDown | R::ExpertsDownBias => WeightGroup::Experts,
-        R::SharedGateUp | R::SharedDown | R::SharedGate => WeightGroup::Shared,
+        R::SharedGateUp | R::SharedGateUpBias | R::SharedDown | R::SharedDownBias | R::SharedGate => WeightGroup::Shared,
     }
 }
 

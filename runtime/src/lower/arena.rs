@@ -1,7 +1,6 @@
 //! Offsets in a rank's arena. First fit over the gaps between blocks that are alive, or dead but perhaps still in use by a stream.
 
 use crate::program::{BufferId, StreamId};
-use std::collections::BTreeMap;
 
 /// Offsets are multiples of this, the alignment of device allocations.
 const ALIGNMENT_BYTES: u64 = 256;
@@ -19,7 +18,8 @@ struct Block {
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
     blocks: Vec<Block>,
-    of_buffer: BTreeMap<BufferId, u64>,
+    /// By buffer.
+    of_buffer: Vec<Option<u64>>,
     peak: u64,
 }
 
@@ -46,7 +46,11 @@ impl Arena {
         let bytes = bytes.max(1);
         let at = self.blocks.partition_point(|b| b.offset < offset);
         self.blocks.insert(at, Block { offset, bytes, alive: true, accesses: Vec::new() });
-        self.of_buffer.insert(buffer, offset);
+        let index = buffer.0 as usize;
+        if self.of_buffer.len() <= index {
+            self.of_buffer.resize(index + 1, None);
+        }
+        self.of_buffer[index] = Some(offset);
         self.peak = self.peak.max(offset + bytes);
     }
     /// Notes that a command touches a buffer.
@@ -67,7 +71,8 @@ impl Arena {
         self.peak.next_multiple_of(ALIGNMENT_BYTES)
     }
     fn live_block(&mut self, buffer: BufferId) -> Option<&mut Block> {
-        let offset = *self.of_buffer.get(&buffer)?;
-        self.blocks.iter_mut().find(|b| b.offset == offset && b.alive)
+        let offset = self.of_buffer.get(buffer.0 as usize).copied().flatten()?;
+        let from = self.blocks.partition_point(|b| b.offset < offset);
+        self.blocks[from..].iter_mut().take_while(|b| b.offset == offset).find(|b| b.alive)
     }
 }

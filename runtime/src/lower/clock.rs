@@ -2,10 +2,13 @@
 
 use crate::program::{Command, EventId, StreamId};
 
+/// Streams that a program has at most.
+const STREAMS: usize = 2;
+
 /// For each stream, how many of the rank's commands (by index, exclusive) on it are known to be finished.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct View {
-    finished: Vec<usize>,
+    finished: [usize; STREAMS],
 }
 
 impl View {
@@ -15,18 +18,12 @@ impl View {
     }
     /// Adds what another view knows.
     pub(crate) fn join(&mut self, other: &View) {
-        if self.finished.len() < other.finished.len() {
-            self.finished.resize(other.finished.len(), 0);
-        }
         for (mine, &theirs) in self.finished.iter_mut().zip(&other.finished) {
             *mine = (*mine).max(theirs);
         }
     }
     fn finish(&mut self, stream: StreamId, index: usize) {
         let s = stream.0 as usize;
-        if self.finished.len() <= s {
-            self.finished.resize(s + 1, 0);
-        }
         self.finished[s] = self.finished[s].max(index + 1);
     }
 }
@@ -45,11 +42,11 @@ pub(crate) struct Clock {
 impl Clock {
     /// What is known on `stream` before a further command without waits.
     pub(crate) fn stream_view(&self, stream: StreamId) -> View {
-        self.streams.get(stream.0 as usize).cloned().unwrap_or_default()
+        self.streams.get(stream.0 as usize).copied().unwrap_or_default()
     }
     /// What is known once command `index` (on `stream`) has finished.
     pub(crate) fn view_after(&self, index: usize, stream: StreamId) -> View {
-        let mut v = self.before[index].clone();
+        let mut v = self.before[index];
         v.finish(stream, index);
         v
     }
@@ -65,7 +62,7 @@ impl Clock {
         if self.streams.len() <= s {
             self.streams.resize(s + 1, View::default());
         }
-        self.before.push(view.clone());
+        self.before.push(view);
         view.finish(stream, index);
         self.streams[s] = view;
     }

@@ -17,7 +17,7 @@ use moetwin_models::graph::SplitError;
 use moetwin_models::op::LinearRole;
 use moetwin_models::{Axis, Graph, IdVec, Node, NodeId, Op, RankId, TensorId, TensorKind};
 use std::collections::BTreeMap;
-use twin::{renamed, twin};
+use twin::{Twins, renamed};
 
 /// The stream of the forward pass.
 pub const MAIN_STREAM: StreamId = StreamId(0);
@@ -40,12 +40,14 @@ impl Default for LowerOptions {
 /// Lowers a verified sharded graph. Fails only where a tensor cannot be cut as its layout says.
 pub fn lower(graph: Graph, options: LowerOptions) -> Result<Program, SplitError> {
     let sides = side_nodes(&graph, options);
+    let last_use = last_uses(&graph);
     let (groups, group_ids) = groups(&graph);
     let mut ranks: IdVec<RankId, RankProgram> = IdVec::new();
+    let mut twins = Twins::new(&graph);
     for rank in (0..graph.deployment.ranks()).map(RankId) {
-        let program = match twin(&graph, rank)? {
+        let program = match twins.of(rank)? {
             Some(other) => renamed(&graph, &ranks[other], rank, &group_ids),
-            None => RankLowering::new(&graph, rank, &sides, &group_ids).run()?,
+            None => RankLowering::new(&graph, rank, &sides, &group_ids, &last_use).run()?,
         };
         ranks.push(program);
     }
@@ -55,10 +57,11 @@ pub fn lower(graph: Graph, options: LowerOptions) -> Result<Program, SplitError>
 /// Lowers every rank by itself: the naive form of [`lower`], which makes the programs of like ranks from one.
 pub fn lower_each(graph: Graph, options: LowerOptions) -> Result<Program, SplitError> {
     let sides = side_nodes(&graph, options);
+    let last_use = last_uses(&graph);
     let (groups, group_ids) = groups(&graph);
     let mut ranks = IdVec::new();
     for rank in (0..graph.deployment.ranks()).map(RankId) {
-        ranks.push(RankLowering::new(&graph, rank, &sides, &group_ids).run()?);
+        ranks.push(RankLowering::new(&graph, rank, &sides, &group_ids, &last_use).run()?);
     }
     Ok(Program { graph, groups, ranks })
 }
@@ -124,17 +127,19 @@ struct RankLowering<'a> {
     stage: u32,
     sides: &'a [bool],
     group_ids: &'a GroupTable,
-    last_use: Vec<u32>,
+    last_use: &'a [u32],
     program: RankProgram,
-    buffer_of: BTreeMap<TensorId, BufferId>,
-    writer: BTreeMap<BufferId, usize>,
+    /// By tensor.
+    buffer_of: Vec<Option<BufferId>>,
+    /// By buffer, the command that wrote it last.
+    writer: Vec<Option<usize>>,
     sequences: BTreeMap<GroupId, u32>,
     clock: Clock,
     arena: Arena,
 }
 
 impl<'a> RankLowering<'a> {
-    fn new(graph: &'a Graph, rank: RankId, sides: &'a [bool], group_ids: &'a GroupTable) -> Self {
+    fn new(graph: &'a Graph, rank: RankId, sides: &'a [bool], group_ids: &'a GroupTable, last_use: &'a [u32]) -> Self {
         let stage = graph.deployment.stage(rank);
         Self {
             graph,
@@ -142,10 +147,10 @@ impl<'a> RankLowering<'a> {
             stage,
             sides,
             group_ids,
-            last_use: last_uses(graph),
+            last_use,
             program: RankProgram { streams: if sides.contains(&true) { 2 } else { 1 }, ..RankProgram::default() },
-            buffer_of: BTreeMap::new(),
-            writer: BTreeMap::new(),
+            buffer_of: vec![None; graph.tensors.len()],
+            writer: Vec::new(),
             sequences: BTreeMap::new(),
             clock: Clock::default(),
             arena: Arena::default(),
@@ -200,7 +205,7 @@ impl<'a> RankLowering<'a> {
         if gives {
             for &t in &node.outputs {
                 let buffer = self.result(t, index)?;
-                self.writer.insert(buffer, index);
+                self.writer[buffer.0 as usize] = Some(index);
                 writes.push(buffer);
             }
         }
@@ -220,7 +225,7 @@ impl<'a> RankLowering<'a> {
     /// The buffer of an operand; weights, caches and inputs get theirs at first use.
     fn operand(&mut self, tensor: TensorId) -> Result<BufferId, SplitError> {
         let storage = self.graph.storage(tensor);
-        if let Some(&b) = self.buffer_of.get(&storage) {
+        if let Some(b) = self.buffer_of[storage.0 as usize] {
             return Ok(b);
         }
         let place = match self.graph.tensors[storage].kind {
@@ -229,32 +234,33 @@ impl<'a> RankLowering<'a> {
             // The verifier saw to it that activations are produced before they are used, on this stage.
             _ => Place::Input,
         };
-        self.add_buffer(storage, place)
+        let bytes = self.graph.local_bytes(storage, self.rank)?;
+        self.add_buffer(storage, place, bytes)
     }
 
     fn result(&mut self, tensor: TensorId, command: usize) -> Result<BufferId, SplitError> {
         let storage = self.graph.storage(tensor);
-        if let Some(&b) = self.buffer_of.get(&storage) {
+        if let Some(b) = self.buffer_of[storage.0 as usize] {
             return Ok(b);
         }
         let bytes = self.stored_bytes(storage)?;
         self.arena.forget(|accesses| self.clock.before_everything(accesses, self.program.streams));
         let offset = self.arena.allocate(bytes, |accesses| self.clock.all_before(accesses, command));
-        self.add_buffer(storage, Place::Arena { offset })
+        self.add_buffer(storage, Place::Arena { offset }, bytes)
     }
 
     /// Bytes of an activation: GPUs keep partial sums in f32, so that they are rounded once, after the sum.
     fn stored_bytes(&self, tensor: TensorId) -> Result<u64, SplitError> {
-        let elements: u64 = self.graph.local_sizes(tensor, self.rank)?.iter().product();
+        let elements = (0..self.graph.tensors[tensor].shape.len())
+            .try_fold(1u64, |product, dim| self.graph.local_size(tensor, dim, self.rank).map(|size| product.saturating_mul(size)))?;
         Ok(self.graph.local_bytes(tensor, self.rank)?.max(elements.saturating_mul(element_of(self.graph, tensor).bytes())))
     }
 
-    fn add_buffer(&mut self, tensor: TensorId, place: Place) -> Result<BufferId, SplitError> {
+    fn add_buffer(&mut self, tensor: TensorId, place: Place, bytes: u64) -> Result<BufferId, SplitError> {
         let sizes = self.graph.local_sizes(tensor, self.rank)?;
-        let bytes =
-            if matches!(place, Place::Arena { .. }) { self.stored_bytes(tensor)? } else { self.graph.local_bytes(tensor, self.rank)? };
         let id = self.program.buffers.push(Buffer { tensor, sizes, bytes, place });
-        self.buffer_of.insert(tensor, id);
+        self.buffer_of[tensor.0 as usize] = Some(id);
+        self.writer.push(None);
         if let Place::Arena { offset } = place {
             self.arena.bind(id, offset, bytes);
         }
@@ -263,7 +269,7 @@ impl<'a> RankLowering<'a> {
 
     /// Events to wait for: the writers of the operands on other streams that nothing yet orders before this command.
     fn waits(&mut self, reads: &[BufferId], stream: StreamId) -> Vec<EventId> {
-        let mut writers: Vec<usize> = reads.iter().filter_map(|b| self.writer.get(b).copied()).collect();
+        let mut writers: Vec<usize> = reads.iter().filter_map(|b| self.writer[b.0 as usize]).collect();
         writers.sort_unstable();
         writers.dedup();
         let mut waits = Vec::new();
@@ -296,7 +302,7 @@ impl<'a> RankLowering<'a> {
         for tensors in sides.into_iter().filter(|(_, used)| *used).map(|(t, _)| t) {
             for &t in tensors {
                 let storage = self.graph.storage(t);
-                let buffer = self.buffer_of[&storage];
+                let Some(buffer) = self.buffer_of[storage.0 as usize] else { continue };
                 self.arena.access(buffer, index, self.program.commands[index].stream);
                 if self.last_use[storage.0 as usize] <= id.0 {
                     self.arena.free(buffer);

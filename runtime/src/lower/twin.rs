@@ -3,22 +3,40 @@
 use super::{GroupTable, axis_of};
 use crate::program::{Action, RankProgram};
 use moetwin_models::graph::SplitError;
-use moetwin_models::{Dim, Graph, Op, RankId, Tensor};
+use moetwin_models::{Dim, Graph, Op, RankId, Tensor, TensorId};
 
-/// An earlier rank of the same stage that holds as much of every tensor, the first of its stage if any does.
-pub(super) fn twin(graph: &Graph, rank: RankId) -> Result<Option<RankId>, SplitError> {
-    let first = graph.deployment.peer_in_stage(RankId(0), graph.deployment.stage(rank));
-    if first >= rank {
-        return Ok(None);
+/// The ranks that were lowered, each with how much it holds of what ranks may hold different amounts of.
+pub(super) struct Twins<'a> {
+    graph: &'a Graph,
+    /// Tensors and dimensions that may be uneven.
+    uneven: Vec<(TensorId, usize)>,
+    lowered: Vec<(RankId, Vec<u64>)>,
+}
+
+impl<'a> Twins<'a> {
+    pub(super) fn new(graph: &'a Graph) -> Self {
+        let dims = |tensor: &'a Tensor| (0..tensor.shape.len()).filter(move |dim| may_be_uneven(graph, tensor, *dim));
+        let uneven = graph.tensors.iter().flat_map(|(id, tensor)| dims(tensor).map(move |dim| (id, dim))).collect();
+        Self { graph, uneven, lowered: Vec::new() }
     }
-    for (id, tensor) in graph.tensors.iter() {
-        for dim in 0..tensor.shape.len() {
-            if may_be_uneven(graph, tensor, dim) && graph.local_size(id, dim, first)? != graph.local_size(id, dim, rank)? {
-                return Ok(None);
+    /// An earlier rank of the same stage that holds as much of every tensor; without one, `rank` is to be lowered.
+    pub(super) fn of(&mut self, rank: RankId) -> Result<Option<RankId>, SplitError> {
+        let stage = |rank| self.graph.deployment.stage(rank);
+        let mut candidates: Vec<usize> = (0..self.lowered.len()).filter(|i| stage(self.lowered[*i].0) == stage(rank)).collect();
+        let mut held = Vec::with_capacity(self.uneven.len());
+        for (i, (id, dim)) in self.uneven.iter().enumerate() {
+            let size = self.graph.local_size(*id, *dim, rank)?;
+            held.push(size);
+            candidates.retain(|other| self.lowered[*other].1[i] == size);
+        }
+        match candidates.first() {
+            Some(found) => Ok(Some(self.lowered[*found].0)),
+            None => {
+                self.lowered.push((rank, held));
+                Ok(None)
             }
         }
     }
-    Ok(Some(first))
 }
 
 /// Whether ranks may hold different amounts along a dimension: rows go by sequences and in chunks, vocabularies in chunks; heads, columns and

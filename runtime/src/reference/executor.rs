@@ -1,6 +1,7 @@
 //! Runs programs on the CPU: any legal order of commands, real values, storage that is poisoned when it is reused.
 
 use super::exchange::{ExchangeError, Member, exchange};
+use super::finite::{self, NamedResult, NotFinite};
 use super::memory::{RankMemory, StepMemory, cache_layer, poisoned, weight_of};
 use super::output::{self, NamedValue};
 use super::schedule::{Deadlock, Firing, Order, Schedule};
@@ -64,6 +65,19 @@ pub enum ExecuteError {
         rank: RankId,
         /// The command or phase, and what was said.
         what: String,
+    },
+    /// A result that is not finite. Every result before it was, so it comes from this command or from a weight that it reads.
+    #[error(
+        "rank {}, {command}: the first value that is not finite: {found}; every value before it was finite, so a weight of this command is not, or it overflows",
+        .rank.0
+    )]
+    NotFinite {
+        /// The rank.
+        rank: RankId,
+        /// The command, printed.
+        command: String,
+        /// The value.
+        found: NotFinite,
     },
     /// A weight that cannot be had.
     #[error("weights: {0}")]
@@ -217,6 +231,13 @@ impl<T: Real> Run<'_, T> {
         format!("{} ({name})", command.id)
     }
 
+    /// The results of a command with their tensors' names, but for caches, most of whose rows nobody has written yet.
+    fn named<'v>(&self, rank: RankId, command: &Command, results: &'v [Array<T>]) -> Vec<NamedResult<'_, 'v, T>> {
+        let buffers = command.writes.iter().map(|&b| &self.program.ranks[rank].buffers[b]);
+        let kept = buffers.zip(results).enumerate().filter(|(_, (buffer, _))| buffer.place != Place::KvPool);
+        kept.map(|(index, (buffer, value))| NamedResult { index, tensor: &self.program.graph.tensors[buffer.tensor].name, value }).collect()
+    }
+
     fn clobber(&mut self, rank: RankId, buffer: BufferId) {
         self.steps[rank].clobber(&self.program.ranks[rank], buffer);
     }
@@ -233,8 +254,11 @@ impl<T: Real> Run<'_, T> {
         }
         let command = || self.print(self.command(members[0]));
         exchange(&self.program.graph, node, &mut parts).map_err(|source| ExecuteError::Exchange { command: command(), source })?;
+        let finite = parts.iter().all(|part| part.inputs.iter().all(finite::is_finite));
         for (part, &(rank, index)) in parts.into_iter().zip(members) {
-            let writes = self.command((rank, index)).writes.clone();
+            let command = self.command((rank, index));
+            finite::check_exchanged(rank, || self.print(command), finite, &self.named(rank, command, &part.outputs))?;
+            let writes = command.writes.clone();
             writes.into_iter().zip(part.outputs).for_each(|(b, value)| self.steps[rank].write(b, value));
         }
         Ok(())
@@ -272,6 +296,7 @@ impl<T: Real> Run<'_, T> {
         let context = LocalContext { sequences: &context.sequences, expert_slots: &context.expert_slots, ..context.plain };
         reference::run(&node.op, &context, &operands, &mut outputs)
             .map_err(|source| ExecuteError::Op { command: self.print(command), source })?;
+        finite::check(node, rank, || self.print(command), &self.named(rank, command, &outputs))?;
         for (&b, value) in command.writes.iter().zip(outputs) {
             self.put(rank, b, value);
         }

@@ -65,6 +65,19 @@ pub enum TextError {
     },
 }
 
+/// What is said of a tokenizer that was read and cannot be used.
+const BROKEN: &str = "its parts contradict each other";
+
+/// What `f` gives, `None` where it panics. The library panics on some files that are JSON and no tokenizer; what a user hands over must
+/// neither end the process nor print a backtrace of the library's.
+fn shielded<T>(f: impl FnOnce() -> T) -> Option<T> {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
+    std::panic::set_hook(hook);
+    result.ok()
+}
+
 impl TextModel {
     /// Reads [`TOKENIZER_FILE`] of a model's folder; `vocab` is the model's number of tokens.
     pub fn open(dir: &Path, vocab: u64) -> Result<Self, TextError> {
@@ -82,9 +95,8 @@ impl TextModel {
     pub fn from_bytes(file: &str, json: &[u8], vocab: u64) -> Result<Self, TextError> {
         let malformed = |reason: String| TextError::Malformed { file: file.to_string(), reason };
         serde_json::from_slice::<serde_json::Value>(json).map_err(|e| malformed(e.to_string()))?;
-        // The library panics on some files that are JSON and no tokenizer; what a user hands over must not end the process.
-        let read = std::panic::catch_unwind(|| Tokenizer::from_bytes(json));
-        let read = read.map_err(|_| malformed("is JSON, but not what a tokenizer is described by".to_owned()))?;
+        let read = shielded(|| Tokenizer::from_bytes(json));
+        let read = read.ok_or_else(|| malformed("is JSON, but not what a tokenizer is described by".to_owned()))?;
         let mut tokenizer = read.map_err(|e| malformed(e.to_string()))?;
         // What a file may ask for training batches would cut or pad a prompt.
         tokenizer.with_truncation(None).map_err(|e| malformed(e.to_string()))?;
@@ -93,7 +105,9 @@ impl TextModel {
     }
     /// The tokens of a text, with those that the tokenizer puts around every text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        let encoding = self.tokenizer.encode(text, true).map_err(|e| TextError::Encode { reason: e.to_string() })?;
+        let encode = |reason: String| TextError::Encode { reason };
+        let encoding = shielded(|| self.tokenizer.encode(text, true)).ok_or_else(|| encode(BROKEN.into()))?;
+        let encoding = encoding.map_err(|e| encode(e.to_string()))?;
         let ids = encoding.get_ids().to_vec();
         match ids.iter().find(|id| u64::from(**id) >= self.vocab) {
             Some(&id) => Err(TextError::OutsideVocabulary { id, vocab: self.vocab }),
@@ -102,7 +116,8 @@ impl TextModel {
     }
     /// The text of tokens; special ones and ids without a token have none.
     pub fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
-        self.tokenizer.decode(ids, true).map_err(|e| TextError::Decode { reason: e.to_string() })
+        let decode = |reason: String| TextError::Decode { reason };
+        shielded(|| self.tokenizer.decode(ids, true)).ok_or_else(|| decode(BROKEN.into()))?.map_err(|e| decode(e.to_string()))
     }
     /// Text of tokens that come one by one.
     pub fn stream(&self) -> TextStream<'_> {

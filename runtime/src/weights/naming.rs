@@ -205,6 +205,10 @@ impl<'s> Naming<'s> {
                 let SharedExpertSpec { intermediate, .. } = moe.shared.as_ref()?;
                 gated_mlp(weight, &format!("{block}{}.", self.shared), hidden, *intermediate)
             }
+            WeightRole::SharedGateUpBias | WeightRole::SharedDownBias => {
+                let SharedExpertSpec { intermediate, .. } = moe.shared.as_ref()?;
+                gated_mlp_bias(weight, &format!("{block}{}.", self.shared), hidden, *intermediate)
+            }
             WeightRole::ExpertsGateUp | WeightRole::ExpertsDown | WeightRole::ExpertsGateUpBias | WeightRole::ExpertsDownBias => {
                 let of = ExpertMatrix { expert: u64::from(expert), experts, hidden, intermediate: moe.intermediate };
                 of.sources(self.experts, weight, &format!("{block}experts."))
@@ -284,6 +288,7 @@ fn gqa_sources(gqa: &GqaSpec, weight: WeightRef, hidden: u64, start: &str) -> Op
 fn dense_sources(dense: &DenseSpec, weight: WeightRef, hidden: u64, start: &str) -> Option<Vec<Source>> {
     match weight.role {
         WeightRole::DenseGateUp | WeightRole::DenseDown => gated_mlp(weight, start, hidden, dense.intermediate),
+        WeightRole::DenseGateUpBias | WeightRole::DenseDownBias => gated_mlp_bias(weight, start, hidden, dense.intermediate),
         _ => None,
     }
 }
@@ -295,6 +300,15 @@ fn gated_mlp(weight: WeightRef, start: &str, hidden: u64, intermediate: u64) -> 
             stack(weight.format, vec![module("gate_proj", intermediate, hidden), module("up_proj", intermediate, hidden)])
         }
         _ => stack(weight.format, vec![module("down_proj", hidden, intermediate)]),
+    }
+}
+
+fn gated_mlp_bias(weight: WeightRef, start: &str, hidden: u64, intermediate: u64) -> Option<Vec<Source>> {
+    match weight.role {
+        WeightRole::DenseGateUpBias | WeightRole::SharedGateUpBias => {
+            vectors(start, &[("gate_proj.bias", intermediate), ("up_proj.bias", intermediate)])
+        }
+        _ => vectors(start, &[("down_proj.bias", hidden)]),
     }
 }
 

@@ -179,7 +179,11 @@ impl Grid {
             | WeightRole::RouterBias
             | WeightRole::CorrectionBias
             | WeightRole::ExpertsGateUpBias
-            | WeightRole::ExpertsDownBias => return uniform(0.0, 0.1),
+            | WeightRole::ExpertsDownBias
+            | WeightRole::DenseGateUpBias
+            | WeightRole::DenseDownBias
+            | WeightRole::SharedGateUpBias
+            | WeightRole::SharedDownBias => return uniform(0.0, 0.1),
             WeightRole::Sinks | WeightRole::Embedding => return uniform(0.0, 1.0),
             _ => {}
         }
@@ -257,5 +261,10 @@ fn role_number(role: WeightRole) -> u64 {
         WeightRole::SharedDown => 30,
         WeightRole::SharedGate => 31,
         WeightRole::Other(index) => 32 + u64::from(index),
+        // Behind the last of those.
+        WeightRole::DenseGateUpBias => 288,
+        WeightRole::DenseDownBias => 289,
+        WeightRole::SharedGateUpBias => 290,
+        WeightRole::SharedDownBias => 291,
     }
 }

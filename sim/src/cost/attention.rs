@@ -58,6 +58,25 @@ struct Line {
     heads: u64,
     batch: u64,
     curve: RatioCurve,
+    /// The shortest context that was measured; what the curve has below it is modelled.
+    from: f64,
+}
+
+/// A line that begins beyond this context lacks its short rows: they timed the host.
+const LONG_BEGINNING: f64 = 1024.0;
+
+/// Times below the shortest measured context of a line that lacks its short rows: the floor, and what the first row takes beyond it in the
+/// proportion of what is read and multiplied.
+fn beginning(first: (f64, f64), physical: impl Fn(f64) -> f64, floor: f64) -> Vec<(f64, f64)> {
+    let (from, us) = first;
+    if from <= LONG_BEGINNING {
+        return Vec::new();
+    }
+    let beyond = |x: f64| physical(x) - floor;
+    let scale = (us - floor).max(0.0) / beyond(from).max(f64::MIN_POSITIVE);
+    // Steps of four, between which a line in logarithms is close to the sum.
+    let shorter = std::iter::successors(Some(from / 4.0), |x| Some(x / 4.0)).take_while(|x| *x >= 1.0);
+    shorter.map(|x| (x, floor + scale * beyond(x))).collect()
 }
 
 /// Bytes that go through memory and multiply-adds (counted two). `x` is the context of a sequence, or its prompt.
@@ -99,13 +118,18 @@ impl AttentionTimes {
             }
             // What a module takes beside its core does not depend on the context: the shortest one has hardly any core.
             let beside = if family == Family::MlaDecodeModule { curve.points[0].1 - family_floor_us(family) } else { 0.0 };
+            let work = |x: f64| work(family, geometry, measured.bytes(), heads as f64, batch as f64, x);
+            let physical = |x: f64| physical_us(gpu, family, work(x));
             let points = curve.points.iter().map(|&(x, us)| {
-                let work = work(family, geometry, measured.bytes(), heads as f64, batch as f64, x as f64);
                 // The benchmark repeats one cache, which may stay in L2: no row beats what memory allows.
-                let us = (us - beside).max(family_floor_us(family) / 2.0).max(gpu.memory_us(work.0));
-                (x as f64, libm::log(us / physical_us(gpu, family, work)))
+                let us = (us - beside).max(family_floor_us(family) / 2.0).max(gpu.memory_us(work(x as f64).0));
+                (x as f64, us)
             });
-            grid.push(Line { heads, batch, curve: RatioCurve::new(points.collect()) });
+            let mut points: Vec<(f64, f64)> = points.collect();
+            let from = points[0].0;
+            points.extend(beginning(points[0], physical, family_floor_us(family)));
+            let ratios = points.into_iter().map(|(x, us)| (x, libm::log(us / physical(x))));
+            grid.push(Line { heads, batch, curve: RatioCurve::new(ratios.collect()), from });
         }
         let mut heads: Vec<u64> = grid.iter().map(|l| l.heads).collect();
         heads.sort_unstable();
@@ -132,6 +156,9 @@ impl AttentionTimes {
         let prefill = self.family == Family::MlaPrefill;
         let heads = if prefill { shape.heads as f64 } else { shape.heads as f64 * new.max(1.0) };
         let x = if prefill { new } else { shape.kv_rows as f64 / batch }.max(1.0);
+        if prefill && shape.kv_rows > shape.tokens {
+            return self.behind_history(geometry, (heads, batch, x), (shape.kv_rows - shape.tokens) as f64 / batch);
+        }
         let found = self.padded(geometry, (heads, batch, x))?;
         if found.fit == Fit::Exact {
             return Some(found);
@@ -139,6 +166,19 @@ impl AttentionTimes {
         let fewer = self.batches.iter().rev().map(|b| *b as f64).find(|b| *b < batch);
         let fewer_us = fewer.and_then(|b| self.padded(geometry, (heads, b, x))).map_or(0.0, |e| e.us);
         Some(Estimate { us: found.us.max(fewer_us), ..found })
+    }
+    /// Time of prompts that attend to a history too. Tables have prompts on an empty cache only: one with as many pairs of tokens says how near to
+    /// what it reads and multiplies such a kernel comes.
+    fn behind_history(&self, geometry: Geometry, (heads, batch, new): (f64, f64, f64), past: f64) -> Option<Estimate> {
+        let empty = self.padded(geometry, (heads, batch, new))?;
+        let pairs = new * past + new * (new + 1.0) / 2.0;
+        let alike = (libm::sqrt(8.0 * pairs + 1.0) - 1.0) / 2.0;
+        let (ratio, _) = self.ratio(heads, batch, alike)?;
+        let cache = batch * (past + new) * geometry.kv_heads as f64 * geometry.cached as f64 * self.cache.bytes();
+        let head_dims = heads * (geometry.key_dim + geometry.value_dim) as f64;
+        let work = (cache + batch * new * head_dims * ACTIVATION_BYTES, 2.0 * batch * pairs * head_dims);
+        let us = physical_us(&self.gpu, self.family, work) * libm::exp(ratio);
+        Some(Estimate::new(us.max(empty.us), Fit::Outside))
     }
     /// The time of so many sequences, or of more that take less: no batch need take longer than one that contains it, whatever disturbed
     /// its row.
@@ -199,7 +239,7 @@ impl AttentionTimes {
             for (at, batch_weight) in corners {
                 let Some(line) = lines.iter().find(|l| l.batch == at) else { continue };
                 let reading = line.curve.at(x)?;
-                fit = fit.max(reading.fit);
+                fit = fit.max(if x < line.from { Fit::Outside } else { reading.fit });
                 sum += head_weight * batch_weight * reading.ln_ratio;
                 weights += head_weight * batch_weight;
             }
@@ -224,7 +264,7 @@ impl AttentionTimes {
         let mut errors = Vec::new();
         for line in &self.grid {
             let points = line.curve.points();
-            for (i, &(x, ln_ratio)) in points.iter().enumerate() {
+            for (i, &(x, ln_ratio)) in points.iter().enumerate().filter(|(_, p)| p.0 >= line.from) {
                 let said = if self.family == Family::MlaPrefill {
                     let others = points.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, p)| *p).collect();
                     RatioCurve::new(others).at(x).map(|r| (r.ln_ratio, r.fit))

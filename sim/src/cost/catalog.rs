@@ -1,8 +1,12 @@
 //! The tables that ship with moetwin. Text is parsed when a family is first asked for, so a run pays for what it uses.
 
+use super::imported::ImportedTables;
 use super::rates::GpuRates;
 use super::table::{Family, Table};
+use crate::exec::gpu_rates;
 use crate::machine::gpu_named;
+use std::borrow::Cow;
+use std::sync::Arc;
 
 /// A GPU that has tables.
 struct MeasuredGpu {
@@ -180,41 +184,59 @@ pub struct Source {
     /// The GPU of the tables, as table files name it.
     pub slug: &'static str,
     /// Engine and version.
-    pub implementation: &'static str,
+    pub implementation: Cow<'static, str>,
     /// Rates of the GPU of the tables.
     pub rates: GpuRates,
     /// Whether that is the GPU asked about.
     pub same_product: bool,
     /// Sources of equal standing share a number; lower ones are asked first.
     pub standing: u8,
-    tables: &'static [(Family, &'static str)],
+    tables: Tables,
+}
+
+/// Where a source's tables are.
+#[derive(Clone, Debug)]
+enum Tables {
+    /// In this program, as text.
+    Shipped(&'static [(Family, &'static str)]),
+    /// Among those that a user brought: which set.
+    Imported(Arc<ImportedTables>, usize),
 }
 
 impl Source {
-    /// The table of a family, parsed now. `None` where none ships.
+    /// The table of a family, parsed now. `None` where there is none.
     pub fn load(&self, family: Family) -> Option<Table> {
-        let (_, text) = self.tables.iter().find(|(f, _)| *f == family)?;
-        // A test reads every embedded table, so this never hides a damaged one.
-        Table::parse(text).ok()
+        match &self.tables {
+            Tables::Shipped(tables) => {
+                let (_, text) = tables.iter().find(|(f, _)| *f == family)?;
+                // A test reads every embedded table, so this never hides a damaged one.
+                Table::parse(text).ok()
+            }
+            Tables::Imported(all, set) => all.sets().get(*set)?.tables.iter().find(|t| t.family == family).cloned(),
+        }
+    }
+    /// Whether a user brought it.
+    pub fn imported(&self) -> bool {
+        matches!(self.tables, Tables::Imported(..))
     }
 }
 
-/// The tables for the GPU that a machine calls `name`, those to ask first in front: the engine's own before another's, and then those of
-/// the GPU itself before those of its stand-ins. Empty where none apply.
-pub fn sources(name: &str, kernels: Kernels) -> Vec<Source> {
+/// The tables for the GPU that a machine calls `name`, those to ask first in front: the engine's own before another's, then what a user
+/// brought before what ships, and then those of the GPU itself before those of its stand-ins. Empty where none apply.
+pub fn sources(name: &str, kernels: Kernels, imported: Option<&Arc<ImportedTables>>) -> Vec<Source> {
     let slugs = STAND_INS.iter().find(|(names, _)| names.contains(&name)).map_or(&[][..], |(_, slugs)| slugs);
-    let mut out = Vec::new();
+    let mut out = imported.map_or_else(Vec::new, |all| brought(name, slugs, kernels, all));
     for (distance, slug) in slugs.iter().enumerate() {
         let Some(gpu) = GPUS.iter().find(|g| g.slug == *slug) else { continue };
         for set in gpu.sets {
             let foreign = kernels.engine() != set.engine;
             out.push(Source {
                 slug: gpu.slug,
-                implementation: set.implementation,
+                implementation: set.implementation.into(),
                 rates: gpu.rates(),
                 same_product: gpu.name == name,
-                standing: u8::from(foreign) * 2 + u8::from(distance > 0),
-                tables: set.tables,
+                standing: standing(foreign, false, distance > 0),
+                tables: Tables::Shipped(set.tables),
             });
         }
     }
@@ -222,9 +244,44 @@ pub fn sources(name: &str, kernels: Kernels) -> Vec<Source> {
     out
 }
 
+fn standing(foreign: bool, imported: bool, elsewhere: bool) -> u8 {
+    u8::from(foreign) * 4 + u8::from(!imported) * 2 + u8::from(elsewhere)
+}
+
+/// What a user brought of a GPU or of those that stand in for it. Where nobody's kernels are asked for, anybody's are his choice.
+fn brought(name: &str, slugs: &[&str], kernels: Kernels, all: &Arc<ImportedTables>) -> Vec<Source> {
+    let sets = all.sets().iter().enumerate();
+    let of = |(index, set): (usize, &super::imported::ImportedSet)| {
+        let slug = slug_of_gpu(set.gpu);
+        if set.gpu != name && !slugs.contains(&slug) {
+            return None;
+        }
+        let rates = GPUS.iter().find(|g| g.name == set.gpu).map(MeasuredGpu::rates);
+        Some(Source {
+            slug,
+            implementation: set.implementation.clone().into(),
+            rates: rates.or_else(|| gpu_named(set.gpu).map(gpu_rates))?,
+            same_product: set.gpu == name,
+            standing: standing(kernels != Kernels::Any && kernels.engine() != set.engine, true, set.gpu != name),
+            tables: Tables::Imported(Arc::clone(all), index),
+        })
+    };
+    sets.filter_map(of).collect()
+}
+
+/// The GPU, as machines call it, that table files call `slug`.
+pub(super) fn gpu_of_slug(slug: &str) -> Option<&'static str> {
+    GPUS.iter().find(|g| g.slug == slug).map(|g| g.name)
+}
+
+/// What table files call a GPU; those that no shipped file is of keep their name.
+pub(super) fn slug_of_gpu(name: &'static str) -> &'static str {
+    GPUS.iter().find(|g| g.name == name).map_or(name, |g| g.slug)
+}
+
 /// Every shipped set of tables with the name of its GPU, for reports.
 pub fn every_source() -> Vec<(&'static str, Source)> {
-    let of = |g: &'static MeasuredGpu| sources(g.name, Kernels::Any).into_iter().filter(|s| s.same_product).map(|s| (g.name, s));
+    let of = |g: &'static MeasuredGpu| sources(g.name, Kernels::Any, None).into_iter().filter(|s| s.same_product).map(|s| (g.name, s));
     GPUS.iter().flat_map(of).collect()
 }
 
@@ -268,13 +325,13 @@ mod tests {
     #[test]
     fn stand_ins_answer_and_strangers_get_nothing() {
         let names = |gpu, kernels| {
-            sources(gpu, kernels).iter().map(|s| format!("{} {}{}", s.slug, s.implementation, s.standing)).collect::<Vec<_>>()
+            sources(gpu, kernels, None).iter().map(|s| format!("{} {}{}", s.slug, s.implementation, s.standing)).collect::<Vec<_>>()
         };
-        assert!(sources("H200 SXM", Kernels::Any)[0].same_product);
-        let max_q = &sources("RTX PRO 6000 Blackwell Max-Q", Kernels::Any)[0];
+        assert!(sources("H200 SXM", Kernels::Any, None)[0].same_product);
+        let max_q = &sources("RTX PRO 6000 Blackwell Max-Q", Kernels::Any, None)[0];
         assert!(!max_q.same_product && max_q.slug == "rtx_pro_6000_server");
-        assert_eq!(names("B200 SXM", Kernels::Vllm), ["b200_sxm vllm-0.24.00", "b300_sxm vllm-0.24.01", "b200_sxm sglang-0.5.142"]);
-        assert!(sources("GeForce RTX 3090", Kernels::Any).is_empty());
+        assert_eq!(names("B200 SXM", Kernels::Vllm), ["b200_sxm vllm-0.24.02", "b300_sxm vllm-0.24.03", "b200_sxm sglang-0.5.146"]);
+        assert!(sources("GeForce RTX 3090", Kernels::Any, None).is_empty());
         for (names, slugs) in STAND_INS {
             assert!(names.iter().all(|n| gpu_named(n).is_some()), "{names:?}");
             assert!(slugs.iter().all(|slug| GPUS.iter().any(|g| g.slug == *slug)), "{slugs:?}");

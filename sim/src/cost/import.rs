@@ -63,7 +63,12 @@ pub fn import_csv(text: &str, gpu: &str, implementation: &str, family: Family) -
         (None, _) => Err(ImportError { line: 1, message: format!("no column `{column}` in `{}`", header.trim()) }),
     };
     let key = key.iter().map(|c| need(c)).collect::<Result<Vec<_>, _>>()?;
-    let (x, latency) = (need(x)?, need("latency_us")?);
+    let x = need(x)?;
+    // aiconfigurator-core states milliseconds.
+    let (latency, scale) = match (find("latency_us"), find("latency")) {
+        (None, Some(milliseconds)) => (Some(milliseconds), 1e3),
+        _ => (need("latency_us")?, 1.0),
+    };
     let mut curves = Rows::new();
     for (line, row) in lines.filter(|(_, l)| !l.trim().is_empty()) {
         let cells: Vec<&str> = row.trim().split(',').collect();
@@ -73,7 +78,7 @@ pub fn import_csv(text: &str, gpu: &str, implementation: &str, family: Family) -
         let at: u64 = cell(x).and_then(|c| c.parse().ok()).ok_or_else(|| bad("no whole number for x"))?;
         let time: f64 =
             cell(latency).and_then(|c| c.parse().ok()).filter(|t: &f64| t.is_finite() && *t > 0.0).ok_or_else(|| bad("no time"))?;
-        curves.entry(key).or_default().entry(abscissa(family, at)).or_default().push(time);
+        curves.entry(key).or_default().entry(abscissa(family, at)).or_default().push(time * scale);
     }
     let curves = launched_from_the_device(family, one_routing(family, one_kernel(curves)))
         .into_iter()
@@ -115,8 +120,42 @@ fn one_kernel(curves: Rows) -> Rows {
 /// No GEMM kernel takes this long to start: rows whose fastest takes longer time the host of an eager call, not the GPU.
 const HOST_BOUND_US: f64 = 40.0;
 
-/// Leaves out the element types of a GEMM table whose rows time the host.
+/// The same of an attention core, which is a few kernels: on GPUs whose rows time the GPU the shortest ones take 6 to 16 us.
+const HOST_BOUND_CORE_US: f64 = 100.0;
+
+/// Rows of a host-bound table scatter by a third over their least; what takes longer than this times the GPU.
+const ABOVE_THE_HOST: f64 = 1.5;
+
+/// Leaves out the rows of an attention table that time the host: those at its least whatever they compute, and what lies below them or above
+/// a longer one, which something disturbed.
+fn cores_above_the_host(curves: Rows) -> Rows {
+    let least = curves.values().flat_map(BTreeMap::values).flatten().copied().fold(f64::INFINITY, f64::min);
+    if least < HOST_BOUND_CORE_US {
+        return curves;
+    }
+    let of_the_gpu = |points: Points| {
+        let mut longer = f64::INFINITY;
+        let mut kept = Points::new();
+        for (x, times) in points.into_iter().rev() {
+            let time = times.iter().sum::<f64>() / times.len() as f64;
+            if time < least * ABOVE_THE_HOST {
+                break;
+            }
+            if time <= longer {
+                longer = time;
+                kept.insert(x, times);
+            }
+        }
+        kept
+    };
+    curves.into_iter().map(|(key, points)| (key, of_the_gpu(points))).filter(|(_, points)| !points.is_empty()).collect()
+}
+
+/// Leaves out what times the host: rows of attention cores, and the element types of a GEMM table.
 fn launched_from_the_device(family: Family, mut curves: Rows) -> Rows {
+    if matches!(family, Family::MlaDecode | Family::MlaPrefill | Family::GqaDecode) {
+        return cores_above_the_host(curves);
+    }
     let fastest = |points: &Points| points.values().flatten().copied().fold(f64::INFINITY, f64::min);
     let mut by_element: BTreeMap<KeyPart, f64> = BTreeMap::new();
     for (key, points) in &curves {
@@ -181,6 +220,21 @@ mod tests {
         assert_eq!(table.curves.len(), 1);
         assert_eq!(table.curves[0].points, [(2, 14.71), (128, 16.703)]);
         assert_eq!(Table::parse(&table.render("c")).unwrap(), table);
+    }
+
+    #[test]
+    fn rows_of_cores_that_time_the_host_are_left_out() {
+        let table = |rows: &[(u64, f64)]| {
+            let mut csv = String::from("kernel_source,mla_dtype,kv_cache_dtype,num_heads,batch_size,step,latency_us\n");
+            rows.iter().for_each(|(step, us)| csv.push_str(&format!("triton,bfloat16,bfloat16,16,1,{},{us}\n", step - 1)));
+            import_csv(&csv, "g", "e", Family::MlaDecode).unwrap().curves
+        };
+        // 300 us up to 1024 rows of context whatever they are, one row disturbed, then what the GPU takes.
+        let curves = table(&[(2, 311.0), (128, 1300.0), (1024, 336.0), (4096, 900.0), (16384, 477.0), (65536, 1889.0)]);
+        assert_eq!(curves[0].points, [(16384, 477.0), (65536, 1889.0)]);
+        // Where a core of one row takes what a core takes, every row stays.
+        assert_eq!(table(&[(2, 15.0), (128, 300.0), (1024, 20.0)])[0].points.len(), 3);
+        assert!(table(&[(2, 311.0), (1024, 336.0)]).is_empty());
     }
 
     #[test]

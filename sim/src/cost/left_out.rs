@@ -24,7 +24,8 @@ const P90_SIGMAS: f64 = 1.645;
 pub(super) fn left_out_error(source: &Source, query: &Query, fit: Fit) -> f64 {
     let spread = || {
         let element = query.element_word();
-        let find = |family: &str| TEXT.lines().find_map(|line| p90_of(line, [source.slug, source.implementation, family, element]));
+        let find =
+            |family: &str| TEXT.lines().find_map(|line| p90_of(line, [source.slug, source.implementation.as_ref(), family, element]));
         find(query.family().name())
             .or_else(|| find("mla-decode-module").filter(|_| matches!(query, Query::MlaDecode(..))))
             .unwrap_or(UNKNOWN * P90_SIGMAS)

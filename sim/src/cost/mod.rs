@@ -8,6 +8,7 @@ pub mod catalog;
 mod experts;
 mod gemm;
 pub mod import;
+pub mod imported;
 mod interpolate;
 mod left_out;
 mod own;
@@ -17,6 +18,7 @@ pub mod table;
 mod tables;
 
 pub use catalog::Kernels;
+pub use imported::{ImportedSet, ImportedTables};
 pub use left_out::render_left_out;
 pub use own::{OwnError, OwnKernels, OwnRow, OwnWork, without_gaps};
 pub use query::{CacheType, GqaShape, Query};

@@ -110,9 +110,7 @@ impl Query {
             }
             (Op::MlaPrefill { .. }, &CostShape::Attention { heads, batch, tokens, kv_rows }) => {
                 let shape = AttentionShape { heads, batch, tokens, kv_rows };
-                // Tables measure prompts on an empty cache.
-                let empty = tokens == kv_rows;
-                (tokens > 0 && heads > 0 && empty).then_some(Query::MlaPrefill(shape, cache_dtype(graph, node)))
+                (tokens > 0 && heads > 0).then_some(Query::MlaPrefill(shape, cache_dtype(graph, node)))
             }
             (&Op::GqaAttention { head_dim, window, .. }, &CostShape::Attention { heads, batch, tokens, kv_rows }) => {
                 let shape = AttentionShape { heads, batch, tokens, kv_rows };

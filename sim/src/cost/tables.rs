@@ -4,6 +4,7 @@ use super::attention::{AttentionTimes, Geometry, nearest_gqa};
 use super::catalog::{Kernels, Source, every_source, sources};
 use super::experts::ExpertTimes;
 use super::gemm::GemmTimes;
+use super::imported::ImportedTables;
 use super::interpolate::Fit;
 use super::left_out::left_out_error;
 use super::query::{CacheType, Query};
@@ -11,6 +12,7 @@ use super::rates::{Element, GpuRates};
 use super::table::{Family, Table};
 use super::{AttentionShape, CostTable, Estimate, ExpertsShape};
 use std::cell::RefCell;
+use std::sync::Arc;
 
 /// Tables that apply to one GPU.
 #[derive(Debug)]
@@ -48,7 +50,7 @@ pub struct FamilyError {
     /// The GPU, as table files name it.
     pub gpu: &'static str,
     /// Engine and version.
-    pub implementation: &'static str,
+    pub implementation: String,
     /// The family.
     pub family: Family,
     /// Weight format, or the cache's.
@@ -88,8 +90,12 @@ pub fn family_totals(errors: &[FamilyError]) -> Vec<(Family, usize, f64, f64)> {
 impl KernelTables {
     /// The tables for the GPU that a machine calls `name`; `None` where none apply.
     pub fn for_gpu(name: &str, kernels: Kernels) -> Option<Self> {
+        Self::with_imported(name, kernels, None)
+    }
+    /// The same with tables that a user brought.
+    pub fn with_imported(name: &str, kernels: Kernels, imported: Option<&Arc<ImportedTables>>) -> Option<Self> {
         let sets: Vec<SetTables> =
-            sources(name, kernels).into_iter().map(|source| SetTables { source, parsed: RefCell::default() }).collect();
+            sources(name, kernels, imported).into_iter().map(|source| SetTables { source, parsed: RefCell::default() }).collect();
         (!sets.is_empty()).then_some(Self { sets, kernels })
     }
     /// The sets, those asked first in front.
@@ -106,12 +112,12 @@ pub fn family_errors() -> Vec<FamilyError> {
 impl SetTables {
     fn errors(&self) -> Vec<FamilyError> {
         let mut out = Vec::new();
-        let (gpu, implementation) = (self.source.slug, self.source.implementation);
+        let (gpu, implementation) = (self.source.slug, self.source.implementation.to_string());
         let mut report = |family, element, errors: Option<Vec<f64>>| {
             if let Some(mut errors) = errors.filter(|e| !e.is_empty()) {
                 errors.sort_by(f64::total_cmp);
                 let (points, (median, p90)) = (errors.len(), quantiles(&errors));
-                out.push(FamilyError { gpu, implementation, family, element, points, median, p90, errors });
+                out.push(FamilyError { gpu, implementation: implementation.clone(), family, element, points, median, p90, errors });
             }
         };
         let mut parsed = self.parsed.borrow_mut();

@@ -130,3 +130,19 @@ fn few_rows_take_no_longer_than_more() {
     let one = tables.estimate(&Query::Gemm(GemmShape { m: 1, n: 4096, k: 2048 }, Element::Fp8)).expect("covered");
     assert!(one.us < 9.0 && one.fit == Fit::Inside, "{one:?}");
 }
+
+#[test]
+fn a_prompt_in_two_parts_takes_what_it_takes_in_one() {
+    for name in [RTX, H200, "B200 SXM", "A100 SXM 80GB"] {
+        let tables = KernelTables::for_gpu(name, Kernels::Any).expect("tables ship for it");
+        let us = |past: u64, new: u64| {
+            let shape = AttentionShape { heads: 16, batch: 1, tokens: new, kv_rows: past + new };
+            tables.estimate(&Query::MlaPrefill(shape, CacheType::Bf16)).expect("covered").us
+        };
+        for part in [2048, 4096, 8192] {
+            let (whole, parts) = (us(0, 2 * part), us(0, part) + us(part, part));
+            assert!((0.75..1.35).contains(&(parts / whole)), "{name}, {part}: {parts} us in two parts, {whole} in one");
+            assert!(us(part, part) > us(0, part) && us(2 * part, part) > us(part, part));
+        }
+    }
+}

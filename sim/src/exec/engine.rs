@@ -187,10 +187,9 @@ impl<'a> Engine<'a> {
             return;
         }
         let cost = match command.action {
-            Action::Compute => self.host.eager_kernel * u64::from(self.priced[rank][index].cost.kernels),
-            _ => self.host.eager_collective,
+            Action::Compute => self.host.eager_kernel.max(self.host.eager_call) * u64::from(self.priced[rank][index].cost.kernels),
+            _ => self.host.eager_collective.max(self.host.eager_call),
         };
-        let cost = cost.max(self.host.eager_command);
         let cause = r.host_last.map_or(Cause::Start, Cause::Span);
         let end = now + cost;
         let span = self.host_span(rank, SpanKind::Launch, Some(index), now, end, cause);

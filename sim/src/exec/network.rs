@@ -1,12 +1,14 @@
 //! The machine's collective model as the executor's transport.
 
+use super::price::gpu_rates;
 use super::transport::{Exchange, Outcome, Transport};
 use crate::collective::{Algorithm, CollectiveOp, CollectiveRequest, Collectives, GraphMode, Launch, Library, Prediction, Protocol};
-use crate::cost::Provenance;
-use crate::machine::{Machine, Origin};
+use crate::cost::{CostModel, ImportedTables, KernelTables, Kernels, Provenance};
+use crate::machine::{GpuModel, Machine, Origin};
 use crate::time::Duration;
 use moetwin_models::{AllToAll, Op};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// By how much links are faster in the twin machine that tells bytes from latency.
@@ -23,13 +25,23 @@ pub struct Backends {
     pub nccl_graph: GraphMode,
 }
 
-/// Exchanges whose members came together, for the next simulation: programs on one machine have most of them in common. What is kept of each is
-/// what the executor is told, a few numbers.
-#[derive(Clone, Debug, Default)]
-pub struct ExchangeMemory {
-    /// The machine they hold for, as it was simulated. On another one everything is forgotten.
+/// What the next simulation can use again, since programs on one machine have most of it in common: exchanges whose members came together (of each
+/// what the executor is told, a few numbers), and the costs of kernels with the tables they were read from.
+#[derive(Debug, Default)]
+pub struct SimMemory {
+    /// The machine it holds for, as it was simulated. On another one everything is forgotten.
     machine: Option<Machine>,
     known: BTreeMap<CollectiveRequest, Known>,
+    /// A cost model for each GPU model of the machine, and whose kernels they are of.
+    models: Option<CostModels>,
+}
+
+/// Cost models, one for each GPU model of a machine.
+#[derive(Debug)]
+struct CostModels {
+    kernels: Kernels,
+    tables: Option<Arc<ImportedTables>>,
+    models: Rc<Vec<CostModel>>,
 }
 
 #[derive(Clone, Debug)]
@@ -42,12 +54,29 @@ struct Known {
     provenance: Provenance,
 }
 
-impl ExchangeMemory {
+impl SimMemory {
     /// Forgets what holds for another machine.
     pub(super) fn turn_to(&mut self, machine: &Machine) {
         if self.machine.as_ref() != Some(machine) {
-            *self = Self { machine: Some(machine.clone()), known: BTreeMap::new() };
+            *self = Self { machine: Some(machine.clone()), ..Self::default() };
         }
+    }
+    /// What kernels cost on the GPU models of the machine that it holds for.
+    pub(super) fn cost_models(&mut self, kernels: Kernels, tables: Option<&Arc<ImportedTables>>) -> Rc<Vec<CostModel>> {
+        let same = |of: Option<&Arc<ImportedTables>>| match (of, tables) {
+            (Some(of), Some(tables)) => Arc::ptr_eq(of, tables),
+            (of, tables) => of.is_none() && tables.is_none(),
+        };
+        if let Some(known) = self.models.as_ref().filter(|known| known.kernels == kernels && same(known.tables.as_ref())) {
+            return Rc::clone(&known.models);
+        }
+        let machine = self.machine.as_ref();
+        let own = machine.and_then(|m| m.kernels.as_ref()).filter(|_| kernels == Kernels::Any);
+        let model =
+            |gpu: &GpuModel| CostModel::new(gpu_rates(gpu), KernelTables::with_imported(&gpu.name, kernels, tables)).with_own(own.cloned());
+        let models: Rc<Vec<CostModel>> = Rc::new(machine.into_iter().flat_map(|m| &m.models).map(model).collect());
+        self.models = Some(CostModels { kernels, tables: tables.cloned(), models: Rc::clone(&models) });
+        models
     }
 }
 
@@ -58,7 +87,7 @@ pub(super) struct MachineTransport<'m> {
     /// The same machine with faster links.
     faster: Collectives<'m>,
     links: BTreeMap<CollectiveRequest, Duration>,
-    memory: &'m mut ExchangeMemory,
+    memory: &'m mut SimMemory,
 }
 
 /// The twin machine that [`MachineTransport::new`] needs.
@@ -67,8 +96,8 @@ pub(super) fn faster_links(machine: &Machine) -> Machine {
 }
 
 impl<'m> MachineTransport<'m> {
-    pub(super) fn new(machine: &'m Machine, faster: &'m Machine, backends: Backends, memory: &'m mut ExchangeMemory) -> Self {
-        memory.turn_to(machine);
+    /// On the machine that `memory` was turned to.
+    pub(super) fn new(machine: &'m Machine, faster: &'m Machine, backends: Backends, memory: &'m mut SimMemory) -> Self {
         let (collectives, faster) = (Collectives::without_explanations(machine), Collectives::without_explanations(faster));
         Self { backends, collectives, faster, links: BTreeMap::new(), memory }
     }

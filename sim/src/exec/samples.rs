@@ -32,18 +32,19 @@ pub(crate) fn graph() -> Graph {
     graph
 }
 
-/// A command of a test program: stream, cost in picoseconds (message for exchanges), waits, records, action.
+/// A command of a test program: stream, cost in picoseconds (message for exchanges), kernels, waits, records, action.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     pub(crate) stream: u32,
     pub(crate) ps: u64,
+    pub(crate) kernels: u32,
     pub(crate) waits: Vec<u32>,
     pub(crate) records: Option<u32>,
     pub(crate) action: Action,
 }
 
 pub(crate) fn compute(stream: u32, ps: u64) -> Line {
-    Line { stream, ps, waits: vec![], records: None, action: Action::Compute }
+    Line { stream, ps, kernels: 1, waits: vec![], records: None, action: Action::Compute }
 }
 
 pub(crate) fn reduce(stream: u32, ps: u64, sequence: u32) -> Line {
@@ -72,7 +73,7 @@ pub(crate) fn program(ranks: &[Vec<Line>], groups: &[&[u32]]) -> (Program, Price
             action: l.action,
         });
         programs.push(RankProgram { commands: commands.collect(), streams: 4, events: 4, ..RankProgram::default() });
-        let cost = |l: &Line| OpCost { duration_ps: l.ps, kernels: 1, bound: Bound::Latency, ..OpCost::NOTHING };
+        let cost = |l: &Line| OpCost { duration_ps: l.ps, kernels: l.kernels, bound: Bound::Latency, ..OpCost::NOTHING };
         priced.push(lines.iter().map(|l| Priced { cost: cost(l), message_bytes: l.ps }).collect());
     }
     let group = |ranks: &&[u32]| Group { name: "test".into(), ranks: ranks.iter().copied().map(RankId).collect() };
@@ -82,7 +83,7 @@ pub(crate) fn program(ranks: &[Vec<Line>], groups: &[&[u32]]) -> (Program, Price
 pub(crate) const CAPTURED: HostCosts = HostCosts {
     graphs: true,
     eager_kernel: Duration::from_ps(7),
-    eager_command: Duration::ZERO,
+    eager_call: Duration::ZERO,
     eager_collective: Duration::from_ps(11),
     graph_launch: Duration::from_ps(100),
     graph_node: Duration::from_ps(3),

@@ -25,11 +25,12 @@ fn an_eager_pass_is_launched_command_by_command() {
 }
 
 #[test]
-fn a_framework_takes_its_time_for_every_command() {
-    let slow = HostCosts { eager_command: Duration::from_ps(9), ..EAGER };
-    // 9 for the kernel instead of 7, but 11 for the collective as before.
-    let trace = run(&[vec![compute(0, 4), reduce(0, 5, 0)]], &[&[0]], slow, 1).unwrap();
-    assert_eq!(times(&trace), BTreeMap::from([((0, 0), (9, 13)), ((0, 1), (20, 25))]));
+fn a_framework_takes_its_time_for_every_kernel() {
+    let slow = HostCosts { eager_call: Duration::from_ps(9), ..EAGER };
+    // 9 for a kernel instead of 7, 27 for three of them, but 11 for the collective as before.
+    let three = Line { kernels: 3, ..compute(0, 4) };
+    let trace = run(&[vec![compute(0, 4), three, reduce(0, 5, 0)]], &[&[0]], slow, 1).unwrap();
+    assert_eq!(times(&trace), BTreeMap::from([((0, 0), (9, 13)), ((0, 1), (36, 45)), ((0, 2), (47, 52))]));
 }
 
 #[test]
@@ -206,7 +207,7 @@ fn lines(items: &[Item], swap: Option<(u32, usize, usize)>) -> Vec<Vec<Line>> {
             let waits = last_event[r].filter(|_| item.wait).into_iter().collect();
             let records = item.record.then_some(number as u32);
             last_event[r] = records.or(last_event[r]);
-            ranks[r].push(Line { stream, ps: item.ps, waits, records, action });
+            ranks[r].push(Line { waits, records, action, ..compute(stream, item.ps) });
         };
         match item.what {
             group @ 0..2 => {

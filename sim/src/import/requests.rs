@@ -36,6 +36,7 @@ const OUTPUTS: [&str; 4] = ["output_tokens", "GeneratedTokens", "num_decode_toke
 /// Reads a trace. The earliest arrival is time zero, and requests come back in the order of arrival.
 pub fn read(text: &str) -> Result<Vec<Request>, ImportError> {
     bounded(text)?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty());
     let mut rows = if text.trim_start().starts_with('{') { objects(lines)? } else { table(lines)? };
     if rows.is_empty() {
@@ -56,13 +57,20 @@ pub fn read(text: &str) -> Result<Vec<Request>, ImportError> {
 fn table<'a>(mut lines: impl Iterator<Item = (usize, &'a str)>) -> Result<Vec<(f64, u32, u32)>, ImportError> {
     let (_, heading) = lines.next().ok_or_else(|| ImportError::new(1, 1, "it is empty"))?;
     let names: Vec<&str> = heading.split(',').map(|n| n.trim().trim_matches('"')).collect();
+    let arrivals: Vec<&str> = ARRIVALS.iter().map(|(n, _)| *n).collect();
+    for (what, wanted) in [("arrivals", &arrivals[..]), ("prompt lengths", &PROMPTS), ("output lengths", &OUTPUTS)] {
+        let mut columns = names.iter().enumerate().filter(|(_, n)| wanted.contains(n));
+        if let (Some((_, first)), Some((second, name))) = (columns.next(), columns.next()) {
+            let column = heading.split(',').take(second).map(|c| c.chars().count() + 1).sum::<usize>() + 1;
+            return Err(ImportError::new(1, column, format!("a second column of {what}: {name}, beside {first}; a trace has one")));
+        }
+    }
     let find = |wanted: &[&str]| names.iter().position(|n| wanted.contains(n));
     let missing = |what: &str, accepted: &[&str]| {
         ImportError::new(1, 1, format!("no column of {what}; its heading would be one of {}", accepted.join(", ")))
     };
     let arrival = ARRIVALS.iter().find_map(|(name, clock)| Some((find(&[name])?, *clock)));
-    let accepted: Vec<&str> = ARRIVALS.iter().map(|(n, _)| *n).collect();
-    let (at, clock) = arrival.ok_or_else(|| missing("arrivals", &accepted))?;
+    let (at, clock) = arrival.ok_or_else(|| missing("arrivals", &arrivals))?;
     let prompt = find(&PROMPTS).ok_or_else(|| missing("prompt lengths", &PROMPTS))?;
     let output = find(&OUTPUTS).ok_or_else(|| missing("output lengths", &OUTPUTS))?;
     let mut rows = Vec::new();
@@ -155,6 +163,7 @@ mod tests {
     #[test]
     fn published_forms_are_read() {
         assert_eq!(seconds("arrival_s,prompt_tokens,output_tokens\n1.5,10,2\n0.5,20,3\n"), [(0.0, 20, 3), (1.0, 10, 2)]);
+        assert_eq!(seconds("\u{feff}arrival_s,prompt_tokens,output_tokens\n0,10,2\n"), [(0.0, 10, 2)]);
         let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-12-31 23:59:59.5000000,374,44\n2024-01-01 00:00:01.0,396,109\n";
         assert_eq!(seconds(azure), [(0.0, 374, 44), (1.5, 396, 109)]);
         let mooncake = "{\"timestamp\": 27482, \"input_length\": 6955, \"output_length\": 52, \"hash_ids\": [46]}\n{\"timestamp\": 30535, \"input_length\": 6472, \"output_length\": 26}\n";
@@ -176,6 +185,13 @@ mod tests {
         assert_eq!((e.line, e.column), (3, 3));
         assert!(e.message.contains("tokens from 1"), "{e}");
         assert!(error("arrival_s,prompt_tokens\n").message.contains("output_tokens"));
+        let e = error("arrival_s,prompt_tokens,output_tokens,prompt_tokens\n0,1,1,1\n");
+        assert!((e.line, e.column) == (1, 39) && e.message.contains("a second column of prompt lengths"), "{e}");
+        assert!(
+            error("arrival_s,prompt_tokens,output_tokens,GeneratedTokens\n0,1,1,1\n")
+                .message
+                .contains("GeneratedTokens, beside output_tokens")
+        );
         assert!(error("").message.contains("empty"));
         assert!(error("arrival_s,prompt_tokens,output_tokens\n").message.contains("no request"));
         assert_eq!(error("arrival_s,prompt_tokens,output_tokens\n0,10\n").line, 2);

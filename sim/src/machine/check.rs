@@ -5,6 +5,7 @@ use super::{LinkKind, Machine, Rate, VertexKind};
 use crate::network::{Access, Network};
 use crate::time::Duration;
 use moetwin_models::ids::Id;
+use serde_json::Value;
 
 /// No link or step takes longer.
 const MOST_LATENCY: Duration = Duration::from_us(1_000_000);
@@ -17,6 +18,7 @@ const MOST_RATE: u64 = 1_000_000_000_000_000;
 /// The first fault, with the path of the value as in a machine file.
 pub fn check(machine: &Machine) -> Result<(), FileError> {
     check_gpus(machine)?;
+    check_figures(machine)?;
     check_links(machine)?;
     check_trees(machine)?;
     check_defects(machine)?;
@@ -53,6 +55,51 @@ fn check_gpus(machine: &Machine) -> Result<(), FileError> {
         return Err(FileError::value("vertices", format!("{parts} are GPUs, but gpus has {}", machine.gpus.len())));
     }
     Ok(())
+}
+
+/// Most operations a second (1 EFLOP/s).
+const MOST_FLOPS: u64 = 1_000_000_000_000_000_000;
+/// Most thousandths of anything.
+const MOST_PERMILLE: u64 = 1_000_000;
+
+/// Every figure of arithmetic, launches and collectives is in the range that its name's unit has: nothing saturates, and nothing divides by
+/// zero.
+fn check_figures(machine: &Machine) -> Result<(), FileError> {
+    let parts = [
+        ("gpu_models", serde_json::to_value(&machine.models)),
+        ("launch", serde_json::to_value(&machine.launch)),
+        ("collectives", serde_json::to_value(&machine.collectives)),
+    ];
+    for (path, part) in parts {
+        let part = part.map_err(|e| FileError::value(path, e.to_string()))?;
+        figures_in_range(path, path, &part)?;
+    }
+    Ok(())
+}
+
+/// Walks a part of a machine file; `name` is the last field of `path`.
+fn figures_in_range(path: &str, name: &str, part: &Value) -> Result<(), FileError> {
+    match part {
+        Value::Array(items) => items.iter().enumerate().try_for_each(|(i, item)| figures_in_range(&format!("{path}[{i}]"), name, item)),
+        Value::Object(fields) => match fields.get("value").and_then(Value::as_u64) {
+            Some(value) => figure_in_range(path, name, value),
+            None => fields.iter().try_for_each(|(field, item)| figures_in_range(&format!("{path}.{field}"), field, item)),
+        },
+        _ => Ok(()),
+    }
+}
+
+fn figure_in_range(path: &str, name: &str, value: u64) -> Result<(), FileError> {
+    let (least, most) = match name {
+        "peak_per_s" | "reached_per_s" => (1, MOST_FLOPS),
+        "link_permille" => (1, MOST_PERMILLE),
+        "simple_slices" => (1, 4096),
+        _ if name.ends_with("bytes_per_s") => (1, MOST_RATE),
+        _ if name.ends_with("_permille") => (0, MOST_PERMILLE),
+        _ if name.ends_with("_ps") => (0, MOST_LATENCY.as_ps()),
+        _ => return Ok(()),
+    };
+    if (least..=most).contains(&value) { Ok(()) } else { Err(FileError::value(path, format!("{value}; accepted: {least} to {most}"))) }
 }
 
 fn rate_in_range(path: String, value: u64) -> Result<(), FileError> {

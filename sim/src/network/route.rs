@@ -4,6 +4,7 @@ use crate::machine::{Defect, LinkId, LinkKind, Machine, PathClass, Rate, VertexI
 use crate::network::share::{Demand, max_min};
 use crate::time::Duration;
 use moetwin_models::ids::Id;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// How data is moved.
@@ -32,6 +33,8 @@ pub struct Route {
     pub latency: Duration,
     /// Root complexes at which the data goes down again (where posted writes may collapse).
     pub target_root: Option<VertexId>,
+    /// Its number among the routes of its network.
+    id: u32,
 }
 
 impl Route {
@@ -62,7 +65,18 @@ pub struct Network<'m> {
     /// The link towards the socket, by vertex.
     up: Vec<Option<(VertexId, LinkId)>>,
     neighbours: Vec<Vec<(VertexId, LinkId)>>,
+    /// Routes and classes that were asked for.
+    routes: RefCell<BTreeMap<(usize, usize, Access), Route>>,
+    classes: RefCell<BTreeMap<(usize, usize), PathClass>>,
+    /// Rates of flows that met, by route and cap.
+    rates: RefCell<BTreeMap<Meeting, Vec<u64>>>,
 }
+
+/// Flows that share links at an instant: the number of each one's route, and its cap.
+type Meeting = Vec<(u32, u64)>;
+
+/// Meetings of flows that are remembered; later ones are solved again.
+const MOST_MEETINGS: usize = 1 << 16;
 
 impl<'m> Network<'m> {
     /// Indexes a machine.
@@ -72,7 +86,8 @@ impl<'m> Network<'m> {
             neighbours[link.a.index()].push((link.b, id));
             neighbours[link.b.index()].push((link.a, id));
         }
-        let mut network = Self { machine, up: vec![None; machine.vertices.len()], neighbours };
+        let (routes, classes, rates) = Default::default();
+        let mut network = Self { machine, up: vec![None; machine.vertices.len()], neighbours, routes, classes, rates };
         network.grow_trees();
         network
     }
@@ -132,6 +147,9 @@ impl<'m> Network<'m> {
     /// # Errors
     /// If a GPU does not exist, the two are not connected, or a bounce has no host memory.
     pub fn route(&self, a: usize, b: usize, access: Access) -> Result<Route, RouteError> {
+        if let Some(known) = self.routes.borrow().get(&(a, b, access)) {
+            return Ok(known.clone());
+        }
         let (va, vb) = (self.vertex(a)?, self.vertex(b)?);
         let class = self.class(a, b)?;
         let path = match access {
@@ -141,7 +159,10 @@ impl<'m> Network<'m> {
                 None => self.pcie_path(va, vb).ok_or(RouteError::Unconnected(a, b))?.0,
             },
         };
-        Ok(self.finish(class, access, va, &path))
+        let mut routes = self.routes.borrow_mut();
+        let route = Route { id: routes.len() as u32, ..self.finish(class, access, va, &path) };
+        routes.insert((a, b, access), route.clone());
+        Ok(route)
     }
 
     /// How near two GPUs are.
@@ -149,11 +170,13 @@ impl<'m> Network<'m> {
     /// # Errors
     /// If a GPU does not exist or the two are not connected.
     pub fn class(&self, a: usize, b: usize) -> Result<PathClass, RouteError> {
-        let (va, vb) = (self.vertex(a)?, self.vertex(b)?);
-        if self.nvlink_path(va, vb).is_some() {
-            return Ok(PathClass::Nvl);
+        if let Some(known) = self.classes.borrow().get(&(a, b)) {
+            return Ok(*known);
         }
-        self.pcie_class(a, b)
+        let (va, vb) = (self.vertex(a)?, self.vertex(b)?);
+        let class = if self.nvlink_path(va, vb).is_some() { PathClass::Nvl } else { self.pcie_class(a, b)? };
+        self.classes.borrow_mut().insert((a, b), class);
+        Ok(class)
     }
 
     /// How near two GPUs are by PCIe, whatever NVLinks there are.
@@ -210,7 +233,7 @@ impl<'m> Network<'m> {
             }
             at = next;
         }
-        Route { class, access, hops, latency, target_root }
+        Route { class, access, hops, latency, target_root, id: 0 }
     }
 
     /// A path of NVLinks only; GPUs other than the two ends do not forward.
@@ -323,8 +346,21 @@ impl<'m> Network<'m> {
         )
     }
 
-    /// Max-min fair rates of flows over routes, each capped by what its sender does, with the machine's defects applied.
+    /// Max-min fair rates of flows over routes of this network, each capped by what its sender does, with the machine's defects applied.
     pub fn rates(&self, flows: &[(&Route, u64)]) -> Vec<u64> {
+        let meeting: Meeting = flows.iter().map(|(route, cap)| (route.id, *cap)).collect();
+        if let Some(known) = self.rates.borrow().get(&meeting) {
+            return known.clone();
+        }
+        let rates = self.solve(flows);
+        let mut known = self.rates.borrow_mut();
+        if known.len() < MOST_MEETINGS {
+            known.insert(meeting, rates.clone());
+        }
+        rates
+    }
+
+    fn solve(&self, flows: &[(&Route, u64)]) -> Vec<u64> {
         let mut demands: Vec<Demand> = flows.iter().map(|(route, cap)| Demand { hops: route.hops.clone(), cap: *cap }).collect();
         for (index, defect) in self.machine.defects.iter().enumerate() {
             let Defect::PostedWriteCollapse { switch, bytes_per_s } = defect;

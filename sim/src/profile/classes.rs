@@ -73,6 +73,7 @@ const PATTERNS: &[(&[&str], Tag)] = &[
     (&["allgather"], Tag::Is(GatherScatter)),
     (&["reduce_scatter"], Tag::Is(GatherScatter)),
     (&["reducescatter"], Tag::Is(GatherScatter)),
+    (&["userbuffers"], Tag::Is(AllReduce)),
     (&["deep_ep"], Tag::Is(AllToAll)),
     (&["internode::"], Tag::Is(AllToAll)),
     (&["intranode::"], Tag::Is(AllToAll)),
@@ -95,6 +96,10 @@ const PATTERNS: &[(&[&str], Tag)] = &[
     (&["moetopk"], Tag::Is(Router)),
     (&["routing", "::"], Tag::Is(Router)),
     (&["routingindices"], Tag::Is(Router)),
+    (&["routingmain"], Tag::Is(Router)),
+    (&["topkgatingsoftmax"], Tag::Is(Router)),
+    (&["expertprefixsum"], Tag::Is(Router)),
+    (&["buildexpertmaps"], Tag::Is(Router)),
     (&["router_gemm"], Tag::Is(Router)),
     (&["gatertopk"], Tag::Is(Router)),
     (&["moe_align_block_size"], Tag::Is(Router)),
@@ -115,6 +120,13 @@ const PATTERNS: &[(&[&str], Tag)] = &[
     (&["gemmuniversalmode::kgrouped"], Tag::Is(Experts)),
     (&["m_grouped"], Tag::Is(Experts)),
     (&["masked_m"], Tag::Is(Experts)),
+    // DeepGEMM's products over groups of rows: contiguous, masked, over K; 0 is a dense one, 4 a batched one.
+    (&["gemm", "gemmtype)1"], Tag::Is(Experts)),
+    (&["gemm", "gemmtype)2"], Tag::Is(Experts)),
+    (&["gemm", "gemmtype)3"], Tag::Is(Experts)),
+    // TensorRT-LLM's generated kernels: bmm_OUT_ABAB_ACCUMULATOR_... are the batched products of experts, gemm_... the dense ones.
+    (&["bmm_", "_fp32_"], Tag::Is(Experts)),
+    (&["computestrides"], Tag::Is(Experts)),
     (&["moe_sum"], Tag::Is(Experts)),
     (&["moe_permute"], Tag::Is(Experts)),
     (&["moe_unpermute"], Tag::Is(Experts)),
@@ -165,6 +177,11 @@ const PATTERNS: &[(&[&str], Tag)] = &[
     (&["qk_norm"], Tag::Is(AttentionCore)),
     (&["qk_rmsnorm"], Tag::Is(AttentionCore)),
     (&["mqa_logits"], Tag::Is(AttentionCore)),
+    (&["topk_transform"], Tag::Is(AttentionCore)),
+    // Linear attention.
+    (&["gated_delta"], Tag::Is(AttentionCore)),
+    (&["causal_conv1d"], Tag::Is(AttentionCore)),
+    (&["fused_gdn"], Tag::Is(AttentionCore)),
     (&["indexer"], Tag::Is(AttentionCore)),
     (&["attention"], Tag::Is(AttentionCore)),
     // The ends of the model.
@@ -196,6 +213,9 @@ const PATTERNS: &[(&[&str], Tag)] = &[
     (&["splitk_reduce"], Tag::Reduction),
     (&["reduce_1block"], Tag::Reduction),
     (&["quant"], Tag::Small),
+    (&["cvt_fp16_to_fp4"], Tag::Small),
+    // Products that torch's compiler wrote.
+    (&["triton_tem_", "_mm_"], Tag::Product),
     (&["nvjet"], Tag::Product),
     (&["gemm"], Tag::Product),
     (&["gemv"], Tag::Product),
@@ -399,6 +419,8 @@ mod tests {
         tag(name)
     }
 
+    const CORE: Tag = Tag::Is(AttentionCore);
+
     #[test]
     fn names_of_real_kernels_are_known() {
         for (name, expected) in [
@@ -434,6 +456,81 @@ mod tests {
             ("[CUDA memcpy Device-to-Device]", Tag::Copy),
             ("Memset (Device)", Tag::Copy),
             ("something_else", Tag::Unknown),
+            // What public profiles of DeepSeek, Kimi, GLM, Qwen3 and gpt-oss on Hopper, B200 and SM120 name: SGLang, vLLM, TensorRT-LLM.
+            (
+                "fmhaSm100fKernel_QkvBfloat16OBfloat16HQk576HV512HVPerCta256PagedKvDenseP64MultiCtasKvVarSeqQ16Kv128StaticSwapsAbForGen",
+                CORE,
+            ),
+            ("void flashinfer::mla::BatchMLAPagedAttentionKernel<flashinfer::mla::KernelTraits<true, 2u, ...> >", CORE),
+            ("void flash::flash_fwd_splitkv_mla_combine_kernel<...>", CORE),
+            ("_fwd_grouped_kernel_stage1", CORE),
+            ("_fwd_kernel_stage2", CORE),
+            ("void cutlass::device_kernel<flash::FlashAttnFwdCombine<cute::tuple<cute::C<8>, ...> > >", CORE),
+            ("void cutlass::device_kernel<cutlass::fmha::kernel::Sm100FmhaMlaKernelTmaWarpspecialized<...> >", CORE),
+            ("set_mla_kv_buffer_kernel", CORE),
+            ("applyMLARopeAndAssignQKVKernelGeneration", CORE),
+            ("void flashinfer::RopeQuantizeKernel<true, 1u, ...>", CORE),
+            ("_fp8_paged_mqa_logits_kernel", CORE),
+            ("void topk_transform_decode_kernel(...)", CORE),
+            ("fused_recurrent_gated_delta_rule_fwd_kernel", CORE),
+            ("_causal_conv1d_update_kernel", CORE),
+            (
+                "bmm_E2m1_E2m1E2m1_Fp32_bA16_bB16_bC16_t128x8x512u2_s5_et128x8_m128x8x64_cga1x1x1_16dp256b_TN_transOut_schPd2x1x2x3_swiGlu",
+                Tag::Is(Experts),
+            ),
+            (
+                "bmm_Bfloat16_E4m3E4m3_Fp32_t128x16x128_s6_et64x16_m64x16x32_cga1x1x1_16dp256b_TN_transOut_noShflA_dsFp8_schPd2x1x2x3_rM1_tmaOpt",
+                Tag::Is(Experts),
+            ),
+            ("gemm_Bfloat16_E4m3E4m3_Fp32_t128x16x128_s6_et64x16_m64x16x32_cga1x1x1_16dp256b_TN_transOut", Tag::Product),
+            (
+                "void deep_gemm::sm100_fp8_fp4_gemm_1d1d_impl<(cute::UMMA::Major)0, (cute::UMMA::Major)0, 32u, 32u, 0u, 768u, 6144u, 128u, true, (deep_gemm::GemmType)2, false, cutlass::float_e4m3_t, ...>",
+                Tag::Is(Experts),
+            ),
+            ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 2112u, 7168u, 1u, 128u, 128u, (deep_gemm::GemmType)0>", Tag::Product),
+            (
+                "void marlin_moe_wna16::Marlin<1125899906909960l, 562949953487106l, 1125899906909960l, 2814749767106568l, 128, 4, 8, 4, false, 4, 2, false>",
+                Tag::Is(Experts),
+            ),
+            (
+                "void moe_sum_reduce_warp_per_token_vec_kernel<8>(c10::BFloat16 const*, c10::BFloat16*, long, long, long, float)",
+                Tag::Is(Experts),
+            ),
+            (
+                "void moe::dev::finalize::finalizeKernelVecLoad<moe::dev::finalize::KernelParams<cutlass::bfloat16_t, true> >",
+                Tag::Is(Experts),
+            ),
+            ("void tensorrt_llm::kernels::cutlass_kernels::expandInputRowsKernel<__nv_bfloat16, __nv_fp4_e2m1, ...>", Tag::Is(Experts)),
+            ("void tensorrt_llm::kernels::cutlass_kernels::finalizeMoeRoutingKernel<__nv_bfloat16, __nv_bfloat16, ...>", Tag::Is(Experts)),
+            ("computeStridesTmaWarpSpecializedKernel", Tag::Is(Experts)),
+            ("void moe::dev::routing::routingDeepSeek::routingMainKernel<...>", Tag::Is(Router)),
+            ("routingMainKernel", Tag::Is(Router)),
+            ("void moe::dev::routing::routingCustom::routingIndicesClusterKernel<...>", Tag::Is(Router)),
+            ("void tensorrt_llm::kernels::cutlass_kernels::blockExpertPrefixSumKernel<512>", Tag::Is(Router)),
+            ("fusedBuildExpertMapsSortFirstTokenKernel", Tag::Is(Router)),
+            ("void dsv3_router_gemm_kernel<__nv_bfloat16, float, 128, 8, 1, 384, 7168>", Tag::Is(Router)),
+            ("void at::native::sbtopk::gatherTopK<float, unsigned int, 2, false>", Tag::Is(Router)),
+            ("void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_twoshot_sync<...>", Tag::Is(AllReduce)),
+            ("void sglang::cross_device_reduce_2stage<__nv_bfloat16, 8>(...)", Tag::Is(AllReduce)),
+            ("ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16(ncclSymkDevWorkArgs4K)", Tag::Is(AllReduce)),
+            ("userbuffers_fp16_sum_inplace_gpu_mc_rmsnorm", Tag::Is(AllReduce)),
+            ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", Tag::Is(GatherScatter)),
+            ("void deep_ep::intranode::combine<__nv_bfloat16, 8, 768, 4096>", Tag::Is(AllToAll)),
+            ("void tensorrt_llm::kernels::moe_comm::moeA2ADispatchKernel<...>", Tag::Is(AllToAll)),
+            ("nvjet_sm100_tst_64x16_64x16_2x4_2cta_h_bz_splitK_TNT", Tag::Product),
+            ("nvjet_sm120_tst_mma_64x64x128_3_32x32x128_tmaAB_alignCD4_bz_TNNN", Tag::Product),
+            ("_w8a8_triton_block_scaled_mm", Tag::Product),
+            ("triton_tem_fused_mm_t_0", Tag::Product),
+            ("void marlin::Marlin<1125899906909960l, 128, 4, 8, 4, false, 4, 8, false>", Tag::Product),
+            ("void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int, int, int>, ...> >", Tag::Product),
+            ("_ZN7cutlass13device_kernelI...DeviceGemmFp4GemmSm100...", Tag::Product),
+            ("void flashinfer::activation::act_and_mul_kernel<__nv_bfloat16, &silu<float> >", Tag::Activation),
+            ("void silu_mul_quant_varlen_kernel<...>", Tag::Activation),
+            ("_per_token_group_quant_8bit", Tag::Small),
+            ("cvt_fp16_to_fp4_sf_major", Tag::Small),
+            ("void tensorrt_llm::kernels::quantize_with_block_size<...>", Tag::Small),
+            ("void flashinfer::norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>", Tag::Norm),
+            ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0", Tag::Norm),
         ] {
             assert_eq!(class(name), expected, "{name}");
         }

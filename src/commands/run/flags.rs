@@ -110,6 +110,9 @@ fn refuse_engines(d: &DeploymentArgs) -> Result<(), Failure> {
     if let Some(engine) = d.engine.filter(|e| *e != Engine::Native) {
         return foreign("--engine", word(engine), &["native"]);
     }
+    if let Some(folder) = &d.kernels {
+        return foreign("--kernels", folder.path.to_string_lossy().into_owned(), &["no --kernels"]);
+    }
     if let Some(version) = &d.engine_version {
         return foreign("--engine-version", version.clone(), &["no --engine-version"]);
     }

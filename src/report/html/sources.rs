@@ -24,7 +24,7 @@ pub(super) fn sources(p: &Prediction) -> Vec<SourceJson> {
     let machine = &p.scenario.machine;
     let mut out = Vec::new();
     for gpu in &machine.models {
-        if let Some(tables) = KernelTables::for_gpu(&gpu.name, p.scenario.options.kernels) {
+        if let Some(tables) = KernelTables::with_imported(&gpu.name, p.scenario.options.kernels, p.scenario.options.tables.as_ref()) {
             for (i, source) in tables.sources().enumerate() {
                 let value = if i == 0 { "asked first".to_owned() } else { format!("asked as number {}", i + 1) };
                 let same = if source.same_product { "" } else { ", carried over by its rates" };
@@ -32,7 +32,12 @@ pub(super) fn sources(p: &Prediction) -> Vec<SourceJson> {
                     what: format!("kernel times of {}", gpu.name),
                     value,
                     origin: Origin::Measured.name(),
-                    source: format!("{} on {}{same} (kernel tables of aiconfigurator-core)", source.implementation, source.slug),
+                    source: format!(
+                        "{} on {}{same} (kernel tables {})",
+                        source.implementation,
+                        source.slug,
+                        if source.imported() { "as given" } else { "of aiconfigurator-core" }
+                    ),
                 });
             }
         }

@@ -17,6 +17,7 @@ mod nccl_log;
 mod profile;
 mod requests;
 mod safetensors;
+mod tokenizer;
 pub mod topology;
 
 pub use config::check_config;
@@ -30,6 +31,7 @@ pub use nccl_log::check_nccl_log;
 pub use profile::check_profile;
 pub use requests::check_requests;
 pub use safetensors::check_safetensors;
+pub use tokenizer::check_tokenizer;
 pub use topology::{check_import_log, check_import_lspci, check_import_lspci_tree, check_import_nccl, check_import_p2p, check_import_smi};
 
 /// Takes any bytes and panics where a promise is broken.
@@ -47,6 +49,7 @@ pub const TARGETS: &[(&str, Check)] = &[
     ("requests", check_requests),
     ("safetensors", check_safetensors),
     ("index", check_index),
+    ("tokenizer", check_tokenizer),
     ("import_smi", check_import_smi),
     ("import_nccl", check_import_nccl),
     ("import_lspci", check_import_lspci),

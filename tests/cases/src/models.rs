@@ -110,7 +110,12 @@ fn model(c: &Choices) -> ModelSpec {
     let layer = |i: usize| LayerSpec {
         attention: attention(c, i),
         ffn: if dense(i) {
-            Ffn::Dense(DenseSpec { intermediate: 2 * c.intermediate, activation: Activation::Silu, format: WeightFormat::F32 })
+            Ffn::Dense(DenseSpec {
+                intermediate: 2 * c.intermediate,
+                activation: Activation::Silu,
+                bias: c.family == Family::Deepseek && c.variant,
+                format: WeightFormat::F32,
+            })
         } else {
             Ffn::Moe(moe(c))
         },
@@ -181,6 +186,7 @@ fn attention(c: &Choices, layer: usize) -> Attention {
             Family::Olmoe => QkNorm::Full,
             _ => QkNorm::None,
         },
+        clip: (c.family == Family::Olmoe && c.variant).then_some(1.0),
         window: (gpt_oss && layer.is_multiple_of(2)).then_some(4),
         sinks: gpt_oss,
         output_gate: false,
@@ -193,9 +199,12 @@ fn moe(c: &Choices) -> MoeSpec {
     let sigmoid = c.family == Family::Glm4Moe || (c.family == Family::Deepseek && c.variant);
     let gpt_oss = c.family == Family::GptOss;
     let shared = match c.family {
-        Family::Deepseek | Family::Glm4Moe | Family::Qwen2Moe => {
-            Some(SharedExpertSpec { intermediate: c.intermediate, gated: c.family == Family::Qwen2Moe, format: WeightFormat::F32 })
-        }
+        Family::Deepseek | Family::Glm4Moe | Family::Qwen2Moe => Some(SharedExpertSpec {
+            intermediate: c.intermediate,
+            gated: c.family == Family::Qwen2Moe,
+            bias: c.family == Family::Deepseek && c.variant,
+            format: WeightFormat::F32,
+        }),
         _ => None,
     };
     MoeSpec {

@@ -351,21 +351,23 @@ impl Gpu for DriverGpu {
             unsafe { sys::cuIpcCloseMemHandle(address) };
         }
     }
-    fn stop_word(&mut self) -> Result<Address, GpuError> {
+    fn stop_word(&mut self) -> Result<Result<Address, String>, GpuError> {
         if let Some((_, address)) = self.stop {
-            return Ok(address);
+            return Ok(Ok(address));
         }
         let word = Arc::new(StopWord::default());
         let (at, mut address): (*mut c_void, sys::CUdeviceptr) = (Arc::as_ptr(&word).cast_mut().cast(), 0);
         let flags = sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_PORTABLE;
         // SAFETY: one whole page, which lives until it is unregistered: this GPU holds it, and leaks it where the device may still look.
-        unsafe { sys::cuMemHostRegister_v2(at, size_of::<StopWord>(), flags) }.result().map_err(failed("cuMemHostRegister"))?;
+        if let Err(e) = unsafe { sys::cuMemHostRegister_v2(at, size_of::<StopWord>(), flags) }.result() {
+            return Ok(Err(format!("cuMemHostRegister: {e}")));
+        }
         // SAFETY: registered just now; writes one address.
         let found = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut address, at, 0) };
         self.stop = Some((Arc::clone(&word), address));
         found.result().map_err(failed("cuMemHostGetDevicePointer"))?;
         self.abort.reaches(word);
-        Ok(address)
+        Ok(Ok(address))
     }
     fn meet(&mut self, stream: Stream, _: u32, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
         self.launch(stream, launch, args)

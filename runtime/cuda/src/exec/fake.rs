@@ -60,6 +60,8 @@ pub struct FakeHost {
     pub(super) memory_bytes: u64,
     /// A rank that cannot map what others publish.
     pub(super) apart: Option<RankId>,
+    /// A rank whose GPU cannot map memory of the host.
+    pub(super) unmappable: Option<RankId>,
     /// Whether GPUs reach each other's memory over PCIe only.
     pub(super) bridged: bool,
     /// Whether there is a matrix library.
@@ -85,6 +87,7 @@ impl FakeHost {
             stuck_kernel: None,
             memory_bytes: 1 << 36,
             apart: None,
+            unmappable: None,
             bridged: false,
             library: false,
             fault: None,
@@ -102,6 +105,10 @@ impl FakeHost {
     /// A rank cannot map what others publish.
     pub fn with_rank_apart(self, rank: RankId) -> Self {
         Self { apart: Some(rank), ..self }
+    }
+    /// A rank's GPU cannot map memory of the host.
+    pub fn without_host_memory(self, rank: RankId) -> Self {
+        Self { unmappable: Some(rank), ..self }
     }
     /// GPUs without NVLink.
     pub fn without_nvlink(self) -> Self {

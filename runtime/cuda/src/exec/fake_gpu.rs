@@ -242,16 +242,20 @@ impl Gpu for FakeGpu {
             None => self.wrong(format!("{address:#x} is let go of, and was not mapped")),
         }
     }
-    fn stop_word(&mut self) -> Result<Address, GpuError> {
+    fn stop_word(&mut self) -> Result<Result<Address, String>, GpuError> {
+        self.work("map the stop word");
         if let Some((_, address)) = self.stop {
-            return Ok(address);
+            return Ok(Ok(address));
+        }
+        if self.host.unmappable == Some(self.rank) {
+            return Ok(Err("the host's memory cannot be mapped".to_owned()));
         }
         let (word, address) = (Arc::new(StopWord::default()), self.next);
         self.next += size_of::<StopWord>() as u64;
         lock(&self.host.state).stops.insert(self.rank, Arc::clone(&word));
         self.abort.reaches(Arc::clone(&word));
         self.stop = Some((word, address));
-        Ok(address)
+        Ok(Ok(address))
     }
     fn meet(&mut self, stream: Stream, communicator: u32, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
         self.launch(stream, launch, args)?;

@@ -210,8 +210,9 @@ pub trait Gpu {
     fn map(&mut self, ticket: &[u8], way: Way) -> Result<Result<Address, String>, GpuError>;
     /// Lets go of what [`Gpu::map`] gave.
     fn unmap(&mut self, address: Address);
-    /// Where kernels of this GPU find a [`StopWord`] that [`Gpu::abort`] and the run's [`AbortSignal`] set.
-    fn stop_word(&mut self) -> Result<Address, GpuError>;
+    /// Where kernels of this GPU find a [`StopWord`] that [`Gpu::abort`] and the run's [`AbortSignal`] set. Nothing is wrong where the driver
+    /// does not map memory of the host: then the reason is returned, and no kernel may wait for peers.
+    fn stop_word(&mut self) -> Result<Result<Address, String>, GpuError>;
     /// Launches a kernel in which all members of a communicator wait for each other.
     fn meet(&mut self, stream: Stream, communicator: u32, launch: &Launch, args: &[u64]) -> Result<(), GpuError>;
     /// Starts capturing stream 0 and whatever joins it.

@@ -281,7 +281,7 @@ impl<G: Gpu> Gpu for Injecting<G> {
     fn unmap(&mut self, address: Address) {
         self.gpu.unmap(address);
     }
-    fn stop_word(&mut self) -> Result<Address, GpuError> {
+    fn stop_word(&mut self) -> Result<Result<Address, String>, GpuError> {
         self.saboteur.call("map the stop word")?;
         self.gpu.stop_word()
     }

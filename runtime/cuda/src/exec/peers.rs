@@ -68,9 +68,12 @@ impl<G: Gpu> Rank<G> {
                 },
             });
         }
+        let stop = match self.gpu.stop_word()? {
+            Ok(stop) => stop,
+            Err(why) => return Ok(Some(why)),
+        };
         let table = self.allocate(PEERS_BYTES)?;
         self.gpu.write(table, &peers_table(&windows))?;
-        let stop = self.gpu.stop_word()?;
         self.shared.windows.push((communicator, Window::new(index as u32, tickets.len() as u32, own, table, stop)));
         Ok(None)
     }

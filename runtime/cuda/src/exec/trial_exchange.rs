@@ -124,7 +124,8 @@ impl Ranks {
             let (peers, fault) = (gpu.allocate(PEERS_BYTES)?, gpu.allocate(FAULT_BYTES as u64)?);
             gpu.write(fault, &[0; FAULT_BYTES])?;
             // Alone first: a kernel is loaded at its first launch, which may wait for the GPU, and so for ranks that wait for each other.
-            let window = Window::new(index as u32, members as u32, windows[index], peers, gpu.stop_word()?);
+            let stop = gpu.stop_word()?.map_err(|why| GpuError::new("stop word", why))?;
+            let window = Window::new(index as u32, members as u32, windows[index], peers, stop);
             gpu.write(peers, &peers_table(&[windows[index]]))?;
             let data = gpu.allocate(16)?;
             launch_sum(&mut gpu, &window.alone(peers), data, data, 8, fault, DEADLINE)?;
