@@ -319,6 +319,7 @@ impl fmt::Display for Routing {
             Routing::Uniform => f.write_str("uniform"),
             Routing::Zipf(exponent) => write!(f, "zipf:{exponent}"),
             Routing::Shakespeare => f.write_str("shakespeare"),
+            Routing::Same => f.write_str("same"),
             Routing::File(path) => write!(f, "{}", path.display()),
         }
     }
