@@ -1,59 +1,129 @@
 #!/usr/bin/env bash
-# The whole of Kimi-K2.5's geometry on the GPUs of one host, predicted and measured: docs/eight-gpus.sh MOETWIN OUT
-# With 8 GPUs all 61 layers, with 4 of them 30. Writes a trace and a comparison for every run under OUT and prints a short table last. About ten
-# minutes on eight H200 by the times of two; no command may take longer than its limit, and a command that fails is named and passed over.
+# Kimi-K2.5's geometry on all GPUs of one host, predicted first and then measured: docs/eight-gpus.sh MOETWIN OUT
+#
+# Needs two GPUs or more of 80 GB or more, python3 for its tables, no network. Layers: 61 on eight GPUs, 30 on four, 8 on fewer, and no more than
+# three quarters of the memory hold. In this order:
+#   doctor, machine detect, calibrate           the machine file that everything is predicted from
+#   predictions.txt                             every case below, before any of them is run
+#   a run and a comparison for every case       traces and comparisons, one file each
+#   table.txt                                   printed last
+# Cases: TP, EP with replicated attention and EP with data-parallel attention at batch 1, 8, 64 (as far as every replica has a sequence) and context
+# 128 and 4096; TP with sums by our one-shot kernel, without graphs, and without peer access at context 128. Steps are measured on a cache that
+# no prompt filled: their times are the same, and prompts of 64 x 4096 tokens would take longer than everything else.
+#
+# BUDGET  seconds for everything, 1500 by default; a case is begun only while BUDGET minus the longest case so far is left
+# SHORT=1 context 128 and batches 1 and 64 only, and one case at context 4096: four minutes on two H200
+# LAYERS  layers instead of the above
+# A command that fails is named in the table and passed over; none may take longer than its limit.
 set -uo pipefail
-moetwin=${1:?the moetwin binary} out=${2:?a folder for results}
+moetwin=${1:?usage: eight-gpus.sh MOETWIN OUT} out=${2:?usage: eight-gpus.sh MOETWIN OUT}
+budget=${BUDGET:-1500} short=${SHORT:-} model=kimi-k2.5
 mkdir -p "$out"
-export NCCL_NVLS_ENABLE=0
+# NVLS needs memory that some hosts do not lend to containers; NCCL hangs there instead of saying so.
+export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
 gpus=$(nvidia-smi -L | wc -l)
-layers=61
-[ "$gpus" -ge 8 ] || layers=30
-table=$out/table.txt
-printf '%-34s %10s %10s %10s\n' run "captured" "predicted" "error" > "$table"
+if [ "$gpus" -lt 2 ]; then
+    echo "eight-gpus.sh: $gpus GPUs; two or more are needed" >&2
+    exit 2
+fi
+memory_mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | sort -n | head -1)
+case $gpus in [23]) layers=8 ;; [4-7]) layers=30 ;; *) layers=61 ;; esac
+# A layer of experts is 9.5 GB in INT4 (384 of 3 x 7168 x 2048 and their scales).
+most=$((gpus * memory_mib * 3 / 4 / 9060))
+layers=${LAYERS:-$((layers < most ? layers : most))}
+table=$out/table.txt before=$out/predictions.txt failed=$out/failed.txt
+: > "$failed"
 
-step() { # NAME LIMIT COMMAND...
+step() { # NAME LIMIT COMMAND...: standard output to OUT/NAME.txt, the rest to OUT/NAME.log
     local name=$1 limit=$2
     shift 2
     echo "[$SECONDS s] $name" >&2
-    timeout -k 5 "$limit" "$@" > "$out/$name.txt" 2>&1 || { echo "$name: exit $?, see $out/$name.txt" | tee -a "$table" >&2; return 1; }
+    timeout -k 5 "$limit" "$@" > "$out/$name.txt" 2> "$out/$name.log" || { echo "$name: exit $?, see $name.log" | tee -a "$failed" >&2; return 1; }
 }
 
-measured() { # NAME FLAGS...
-    local name=$1
-    shift
-    step "run-$name" 90 "$moetwin" run --backend cuda --deadline 60 --synthetic --model kimi-k2.5 --layers "$layers" --max-tokens 24 --json \
-        --trace "$out/$name.trace.json" "$@" || return
-    # Predicted from the machine file alone: the routing that was seen decides bytes, nothing else of the run does.
-    local how=()
-    case $name in *one-shot*) how=(--allreduce one-shot) ;; esac
-    step "compare-$name" 60 "$moetwin" compare --json --measured "$out/$name.trace.json" --machine "$out/calibrated.json" "${how[@]}" || return
-    python3 - "$name" "$out/compare-$name.txt" >> "$table" <<'PY'
-import json, sys
-step = json.load(open(sys.argv[2]))["step"]
-measured, predicted = step["measured_ms"], step["predicted_ms"]
-print(f"{sys.argv[1]:34} {measured:10.3f} {predicted:10.3f} {(predicted / measured - 1) * 100:+9.1f} %")
-PY
+# NAME|environment|flags that sim, run and compare share|flags of run alone
+cases=()
+add() { cases+=("$1|$2|$3|$4"); }
+splits() { # BATCH CONTEXT
+    local at="b$1-c$2" where="--batch $1 --context $2"
+    add "tp$gpus-$at" "" "--tp $gpus $where --allreduce nccl" ""
+    add "ep$gpus-$at" "" "--tp $gpus --ep $gpus $where --allreduce nccl" ""
+    [ "$1" -lt "$gpus" ] || add "ep$gpus-dp$gpus-$at" "" "--tp $gpus --dp-attention $gpus --ep $gpus --a2a nccl $where --allreduce nccl" ""
 }
+variants() { # BATCH
+    local where="--tp $gpus --batch $1 --context 128"
+    add "tp$gpus-one-shot-b$1" "" "$where --allreduce one-shot" ""
+    add "tp$gpus-eager-b$1" "" "$where --allreduce nccl --graphs off" ""
+    add "tp$gpus-host-b$1" "NCCL_P2P_DISABLE=1" "$where --allreduce nccl" ""
+}
+if [ -n "$short" ]; then
+    for batch in 1 64; do splits $batch 128; variants $batch; done
+    splits 64 4096
+else
+    for batch in 1 8 64; do splits $batch 128; variants $batch; done
+    for batch in 1 8 64; do splits $batch 4096; done
+fi
 
 step doctor 90 "$moetwin" doctor
 step detect 30 "$moetwin" machine detect --out "$out/detected.json"
 # Both with peer access and without: what a PCIe box without peer-to-peer does.
-step calibrate 180 "$moetwin" calibrate --model kimi-k2.5 --out "$out/calibrated.json"
+step calibrate 240 "$moetwin" calibrate --model "$model" --splits "1,$gpus,ep$gpus" --contexts 128,1024,4096 \
+    --budget "$((short ? 60 : 150))" --out "$out/calibrated.json" || exit 3
 
-for context in 128 4096; do
-    for batch in 1 8 64; do
-        at="b$batch-c$context"
-        where=(--batch "$batch" --context "$context")
-        measured "tp$gpus-$at" --tp "$gpus" "${where[@]}"
-        measured "ep$gpus-$at" --tp "$gpus" --ep "$gpus" "${where[@]}"
-        [ "$batch" -lt "$gpus" ] || measured "ep$gpus-dp$gpus-$at" --tp "$gpus" --dp-attention "$gpus" --ep "$gpus" --a2a nccl "${where[@]}"
+{
+    echo "Predicted $(date -u '+%Y-%m-%d %H:%M:%S') UTC, before any run: $layers layers of $model on $gpus GPUs, uniform routing, milliseconds a step"
+    for case in "${cases[@]}"; do
+        IFS='|' read -r name environment flags _ <<< "$case"
+        p2p=()
+        [ -z "$environment" ] || p2p=(--p2p off)
+        # shellcheck disable=SC2086 # flags are words
+        step "predicted-$name" 60 "$moetwin" sim --json --machine "$out/calibrated.json" --model "$model" --layers "$layers" $flags "${p2p[@]}" || continue
+        python3 -c 'import json, sys; print("%-24s %9.3f" % (sys.argv[1], json.load(open(sys.argv[2]))["step_ms"]))' "$name" "$out/predicted-$name.txt"
     done
+} > "$before"
+cat "$before" >&2
+
+longest=0
+for case in "${cases[@]}"; do
+    IFS='|' read -r name environment flags _ <<< "$case"
+    begin=$SECONDS
+    if [ $((begin + longest)) -gt "$budget" ]; then
+        echo "$name: left out, $budget seconds are over" >> "$failed"
+        continue
+    fi
+    # shellcheck disable=SC2086 # flags are words
+    step "run-$name" 120 env $environment "$moetwin" run --backend cuda --deadline 60 --synthetic --no-prompt --model "$model" --layers "$layers" \
+        $flags --json --trace "$out/$name.trace.json" || continue
+    # What a comparison cannot read from the trace.
+    how=()
+    case $name in *one-shot*) how=(--allreduce one-shot) ;; esac
+    step "compare-$name" 60 "$moetwin" compare --json --measured "$out/$name.trace.json" --machine "$out/calibrated.json" "${how[@]}"
+    took=$((SECONDS - begin))
+    longest=$((took > longest ? took : longest))
 done
-for batch in 1 8 64; do
-    measured "tp$gpus-one-shot-b$batch" --tp "$gpus" --allreduce one-shot --batch "$batch" --context 128
-    measured "tp$gpus-eager-b$batch" --tp "$gpus" --graphs off --batch "$batch" --context 128
-    NCCL_P2P_DISABLE=1 measured "tp$gpus-host-b$batch" --tp "$gpus" --batch "$batch" --context 128
-done
-echo
+
+python3 - "$out" "$gpus" "$layers" > "$table" << 'PY'
+import json, os, sys
+out, gpus, layers = sys.argv[1:]
+print(f"{layers} layers of Kimi-K2.5 on {gpus} GPUs, milliseconds a step. `before` was predicted before the run with drawn routing, `predicted` with the")
+print("experts that were chosen; exchanges are of a rank: how many, microseconds of transfer (predicted), and of waiting for the last rank.")
+print(f"{'case':24} {'measured':>9} {'before':>9} {'error':>7} {'predicted':>9} {'error':>7} {'commands':>8} {'experts':>7} {'calls':>5} {'transfer':>9} {'(pred)':>9} {'waiting':>8}")
+exchanges = {"all_reduce", "gather_scatter", "all_to_all", "send_recv"}
+for line in open(os.path.join(out, "predictions.txt")).read().splitlines()[1:]:
+    name, before = line.split()
+    try:
+        found = json.load(open(os.path.join(out, f"compare-{name}.txt")))
+    except (OSError, ValueError):
+        continue
+    step, before = found["step"], float(before)
+    classes = [c for c in found["classes"] if c["class"] in exchanges]
+    total = lambda key: sum(key(c) for c in classes)
+    measured = step["measured_ms"]
+    off = lambda ms: f"{(ms / measured - 1) * 100:+6.1f}%"
+    print(f"{name:24} {measured:9.3f} {before:9.3f} {off(before)} {step['predicted_ms']:9.3f} {off(step['predicted_ms'])} "
+          f"{step['median_error'] * 100:7.1f}% {found['distinct_experts'] or 0:7.1f} {total(lambda c: c['calls']):5.0f} {total(lambda c: c['measured_us']):9.1f} "
+          f"{total(lambda c: c['predicted_us']):9.1f} {total(lambda c: c['waiting_us'][1]):8.1f}")
+PY
+cat "$failed" >> "$table"
+echo "$SECONDS s" >> "$table"
 cat "$table"

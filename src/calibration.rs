@@ -1,35 +1,87 @@
 //! A machine's figures from its GPUs: floors, rates, exchanges, and what our kernels take on the shapes of models.
 
+mod exchanges;
+mod joins;
+mod tune;
+
+pub(crate) use exchanges::{Ways, exchange_rows};
+pub(crate) use joins::{Forked, joins};
+
+use tune::tuned;
+
 use crate::child;
 use crate::error::{Failure, InputError};
-use crate::measurement::{self, chosen};
+use crate::measurement::chosen;
 use crate::output;
 use crate::scenario::{plan_failure, verified};
 use moetwin::cuda::exec::calibrate::{Exchanges, Floors};
 use moetwin::cuda::exec::gpu::Host;
-use moetwin::cuda::exec::{CudaExecutor, CudaOptions, RankTimes, Repetitions};
+use moetwin::cuda::exec::{Choices, CudaExecutor, CudaOptions, RankTimes, Repetitions};
 use moetwin::kernels::cost::facts;
-use moetwin::kernels::launch::tuning::{PARTS, storage_word};
-use moetwin::kernels::launch::{Choice, Tuning, launches, launches_with, storage_of};
+use moetwin::kernels::launch::{Choice, Tuning};
 use moetwin::kernels::routing::{Distribution, RecordedRouting, SampledRouting};
-use moetwin::models::{BuildOptions, Deployment, ModelSpec, NodeId, Op, Phase, RankId, Step, TensorId, plan};
+use moetwin::models::{BuildOptions, Deployment, ModelSpec, Phase, RankId, Step, plan};
 use moetwin::runtime::reference::{ExecuteError, StepInputs};
 use moetwin::runtime::weights::SyntheticWeights;
 use moetwin::runtime::{Action, Executor, Program};
 use moetwin::sim::calibrate::{Table, fit};
 use moetwin::sim::collective::{CollectiveOp, GraphMode, Launch, Library};
-use moetwin::sim::cost::{OwnRow, OwnWork, without_gaps};
+use moetwin::sim::cost::{OwnExchange, OwnRow, OwnWork};
 use moetwin::sim::import::nccl_tests::Measurement;
 use moetwin::sim::machine::{Figure, Machine};
 use moetwin::sim::time::Duration;
-use std::collections::BTreeMap;
+use serde::{Deserialize, Serialize};
 use std::time::Instant;
+
+/// A split whose kernels are measured: `N` cuts every layer over N ranks, `epN` deals whole experts out to them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Split {
+    ranks: u32,
+    experts: bool,
+}
+
+/// Splits that are measured where none are asked for.
+pub(crate) fn default_splits() -> Vec<Split> {
+    let tensor = [1, 2, 8].map(Split::tensor);
+    tensor.into_iter().chain([Split { ranks: 2, experts: true }]).collect()
+}
+
+/// Most ranks of a split.
+const MOST_RANKS: u32 = 64;
+
+impl Split {
+    /// Over so many ranks.
+    pub(crate) fn tensor(ranks: u32) -> Self {
+        Self { ranks, experts: false }
+    }
+    fn deployment(self) -> Deployment {
+        Deployment { tp: self.ranks, ep: if self.experts { self.ranks } else { 1 }, ..Deployment::default() }
+    }
+}
+
+impl std::str::FromStr for Split {
+    type Err = String;
+    fn from_str(word: &str) -> Result<Self, String> {
+        let (experts, number) = word.strip_prefix("ep").map_or((false, word), |number| (true, number));
+        let least = if experts { 2 } else { 1 };
+        match number.parse() {
+            Ok(ranks) if (least..=MOST_RANKS).contains(&ranks) => Ok(Self { ranks, experts }),
+            _ => Err(format!("a split is a number of ranks, 1 to {MOST_RANKS}, or ep2 to ep{MOST_RANKS}")),
+        }
+    }
+}
+
+impl std::fmt::Display for Split {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{}", if self.experts { "ep" } else { "" }, self.ranks)
+    }
+}
 
 /// What kernels are measured on.
 #[derive(Clone, Debug)]
 pub(crate) struct Points {
-    /// Tensor-parallel splits; of each, rank 0 runs alone.
-    pub(crate) splits: Vec<u32>,
+    /// Splits; of each, rank 0 runs alone.
+    pub(crate) splits: Vec<Split>,
     /// Sequences of a decode step.
     pub(crate) batches: Vec<u32>,
     /// Tokens in the cache of each.
@@ -51,8 +103,10 @@ pub(crate) struct Found {
     pub(crate) rows: Vec<OwnRow>,
     /// Launches that are faster than those of the constants.
     pub(crate) choices: Vec<Choice>,
-    /// Steps for which the time did not suffice.
-    pub(crate) left: usize,
+    /// What was asked for and not measured, and why.
+    pub(crate) left: Vec<String>,
+    /// Steps with a stream beside the first.
+    pub(crate) forked: Vec<Forked>,
 }
 
 /// The kernels of a model. `open` makes an executor of rank 0 of so many ranks.
@@ -68,20 +122,24 @@ pub(crate) fn kernel_rows<H: Host>(
     // The first program decides the size of the cache.
     batches.sort_unstable_by(|a, b| b.cmp(a));
     let mut found = Found::default();
-    for &tp in &points.splits {
-        let deployment = Deployment { tp, ..Deployment::default() };
+    for &split in &points.splits {
+        let deployment = split.deployment();
+        let mut late = 0;
         let mut executor: Option<CudaExecutor<H>> = None;
-        for &batch in &batches {
+        'split: for &batch in &batches {
             for (nth, &context) in points.contexts.iter().enumerate() {
                 if Instant::now() > points.until {
-                    found.left += 1;
+                    late += 1;
                     continue;
                 }
                 let step = Step::uniform(Phase::Decode, batch, context);
                 let program = match step_program(spec, &step, &deployment) {
                     Ok(program) => program,
                     // A model with few heads has no wide split; its other splits are measured all the same.
-                    Err(_) if tp > 1 => continue,
+                    Err(Failure::Input(e)) if split.ranks > 1 => {
+                        found.left.push(format!("split {split} is left out: {}", e.message()));
+                        break 'split;
+                    }
                     Err(e) => return Err(e),
                 };
                 let executor = match &mut executor {
@@ -94,71 +152,30 @@ pub(crate) fn kernel_rows<H: Host>(
                 }
                 executor.set_tuning(Tuning::new(found.choices.clone()));
                 let key = executor.prepare(program.clone()).map_err(running)?;
-                let often = Repetitions { replays: 8, eager: 0, twins: 5, one_stream: true };
+                // How many experts are hit decides what they take, and follows from more than how many tokens there are.
+                let choices = CHOICES[nth % CHOICES.len()];
+                let often = Repetitions { replays: 8, eager: 0, windows: 8, choices };
                 let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
                 found.rows.extend(times.iter().flat_map(|t| rows_of(&program, t, points)));
+                if choices == Choices::Routed {
+                    found.forked.extend(Forked::of(&program, &times, false));
+                }
             }
+        }
+        if late > 0 {
+            found.left.push(format!("{late} steps of split {split} are left out: the time is over"));
         }
     }
     Ok(found)
 }
 
+/// Choices of experts, one after the other for steps that differ in their context: as routed, and among all, a third and a ninth of them.
+const CHOICES: [Choices; 4] = [Choices::Routed, Choices::Drawn(1000), Choices::Drawn(333), Choices::Drawn(111)];
+
 /// Drawn tokens for a step.
 fn inputs_of(step: &Step, spec: &ModelSpec, points: &Points) -> StepInputs {
     let tokens = crate::prompt::drawn(step.sequences.len() as u32, 1, spec, points.seed).concat();
     StepInputs { token_ids: tokens, sequences: step.sequences.clone() }
-}
-
-/// A choice must be faster than the constants' by this share: repetitions differ by as much.
-const WORTH: f64 = 0.03;
-
-/// Tries every number of warps a tile on every product of a step; the choices that beat the constants.
-fn tuned<H: Host>(
-    executor: &mut CudaExecutor<H>,
-    program: &Program,
-    step: &Step,
-    spec: &ModelSpec,
-    points: &Points,
-) -> Result<Vec<Choice>, ExecuteError> {
-    let (rank, inputs) = (RankId(0), inputs_of(step, spec, points));
-    let commands = program.ranks.get(rank).map_or(&[][..], |rp| &rp.commands);
-    let mut times: BTreeMap<Choice, BTreeMap<u32, u64>> = BTreeMap::new();
-    // None of PARTS stands for the constants.
-    for parts in std::iter::once(0).chain(PARTS) {
-        let tuning = if parts == 0 { Tuning::default() } else { Tuning::everywhere(parts) };
-        executor.set_tuning(tuning.clone());
-        let key = executor.prepare(program.clone())?;
-        let often = Repetitions { replays: 0, eager: 0, twins: 3, one_stream: true };
-        let Some(found) = executor.measure(key, &inputs, often)?.into_iter().next() else { continue };
-        for (command, time) in commands.iter().zip(&found.commands) {
-            let (Some(asked), Some(ps)) = (choice_of(program, command.id.node, rank), measurement::median_ps(time)) else { continue };
-            let launched = launches_with(&program.graph, command.id.node, rank, &tuning);
-            // A kernel that does not ask is measured for nothing.
-            if parts == 0 || launched != launches(&program.graph, command.id.node, rank) {
-                *times.entry(asked).or_default().entry(parts).or_default() += ps;
-            }
-        }
-    }
-    let best = |(asked, times): (Choice, BTreeMap<u32, u64>)| {
-        let before = *times.get(&0)?;
-        let (parts, after) = times.into_iter().min_by_key(|(_, ps)| *ps)?;
-        (parts != 0 && (after as f64) < before as f64 * (1.0 - WORTH)).then_some(Choice { parts, ..asked })
-    };
-    Ok(times.into_iter().filter_map(best).collect())
-}
-
-/// What a node's product is to a choice, with no warps named; nothing where it is no product that asks.
-fn choice_of(program: &Program, id: NodeId, rank: RankId) -> Option<Choice> {
-    let (graph, node) = (&program.graph, &program.graph.nodes[id]);
-    let size = |t: TensorId, dim: usize| graph.local_sizes(t, rank).ok()?.get(dim).copied();
-    let rows = size(*node.outputs.first()?, 0)?;
-    let (op, weight, n, k) = match node.op {
-        Op::Linear { .. } => ("linear", node.inputs[1], size(node.outputs[0], 1)?, size(node.inputs[0], 1)?),
-        Op::Experts { .. } => ("experts", node.inputs[4], size(node.inputs[4], 2)?, size(node.outputs[0], 1)?),
-        _ => return None,
-    };
-    let storage = storage_word(storage_of(graph, weight, rank).ok()?).to_owned();
-    Some(Choice { op: op.to_owned(), storage, n, k, rows, parts: 0 })
 }
 
 fn step_program(spec: &ModelSpec, step: &Step, deployment: &Deployment) -> Result<Program, Failure> {
@@ -167,32 +184,17 @@ fn step_program(spec: &ModelSpec, step: &Step, deployment: &Deployment) -> Resul
     verified(graph)
 }
 
-/// What a measured step says of the kernels in it: their times, less what stamps added to the captured step.
+/// What a measured step says of the kernels in it: what each adds to the captured step on one stream.
 fn rows_of(program: &Program, times: &RankTimes, points: &Points) -> Vec<OwnRow> {
     let rank = RankId(times.rank);
     let commands = program.ranks.get(rank).map_or(&[][..], |rp| &rp.commands);
-    let each = |i: usize| measurement::median_ps(&times.commands[i]).unwrap_or(0);
-    let of_first_stream: Vec<usize> = (0..commands.len().min(times.commands.len())).filter(|i| commands[*i].stream.0 == 0).collect();
-    let alone: Vec<u64> = of_first_stream.iter().map(|i| each(*i)).collect();
-    let whole = measurement::median_of(&times.captured_ps).unwrap_or_else(|| alone.iter().sum());
-    let captured = without_gaps(&alone, whole, points.least_ps);
     let layers = chosen(program, std::slice::from_ref(times));
     let routing = RecordedRouting::new(layers, SampledRouting::new(Distribution::Uniform, points.seed));
     let mut rows = Vec::new();
-    for (i, time_ps) in of_first_stream.iter().zip(captured) {
-        let command = &commands[*i];
-        if command.action != Action::Compute || time_ps == 0 {
-            continue;
-        }
+    for (command, found) in commands.iter().zip(times.commands_ps()).filter(|(c, _)| c.action == Action::Compute) {
+        let Some(time_ps) = found.map(|ps| ps.max(points.least_ps)) else { continue };
         let Ok(facts) = facts(&program.graph, command.id.node, rank, &routing) else { continue };
         rows.extend(OwnWork::of(&program.graph, command.id.node, rank, &facts).map(|work| OwnRow { work, time_ps }));
-    }
-    // What runs beside the first stream was measured by itself; a simulation lets the two share the memory.
-    for i in (0..commands.len().min(times.commands.len())).filter(|i| commands[*i].stream.0 != 0 && commands[*i].action == Action::Compute)
-    {
-        let Ok(facts) = facts(&program.graph, commands[i].id.node, rank, &routing) else { continue };
-        let work = OwnWork::of(&program.graph, commands[i].id.node, rank, &facts);
-        rows.extend(work.filter(|_| each(i) > 0).map(|work| OwnRow { work, time_ps: each(i) }));
     }
     rows
 }
@@ -253,13 +255,29 @@ pub(crate) fn with_exchanges(machine: Machine, tables: &[Table]) -> (Machine, St
 /// How long all-reduces without peer access may take in all: seconds on two GPUs, and every wait in the process has its own bound.
 const HOST_DEADLINE: std::time::Duration = std::time::Duration::from_secs(300);
 
-/// All-reduces without peer access, measured by a process of its own: NCCL reads its environment once.
-pub(crate) fn exchanges_through_host(sizes: &[u64]) -> Result<Exchanges, Failure> {
-    let wrong = |e: String| Failure::Running(format!("all-reduces without peer access: {e}"));
+/// What a process without peer access found.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ThroughHost {
+    /// All-reduces of every size.
+    pub(crate) exchanges: Exchanges,
+    /// Exchanges of steps.
+    pub(crate) rows: Vec<OwnExchange>,
+    /// What was not measured, and why.
+    pub(crate) left: Vec<String>,
+}
+
+/// Exchanges without peer access, measured by a process of its own: NCCL reads its environment once.
+pub(crate) fn exchanges_through_host(sizes: &[u64], models: &[&str], points: &Points) -> Result<ThroughHost, Failure> {
+    let wrong = |e: String| Failure::Running(format!("exchanges without peer access: {e}"));
     let program = std::env::current_exe().map_err(|e| wrong(e.to_string()))?;
-    let list: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+    let list = |numbers: Vec<String>| numbers.join(",");
+    let left = points.until.saturating_duration_since(Instant::now()).as_secs().max(1);
     let mut command = std::process::Command::new(program);
-    command.args(["calibrate", "--exchanges", &list.join(",")]).env("NCCL_P2P_DISABLE", "1");
+    command.args(["calibrate", "--exchanges", &list(sizes.iter().map(ToString::to_string).collect())]);
+    command.args(["--batches", &list(points.batches.iter().map(ToString::to_string).collect())]);
+    command.args(["--contexts", &list(points.contexts.iter().map(ToString::to_string).collect())]);
+    command.args(["--seed", &points.seed.to_string(), "--budget", &left.to_string(), "--model"]).args(models);
+    command.env("NCCL_P2P_DISABLE", "1");
     let done = child::output(&mut command, HOST_DEADLINE).map_err(wrong)?;
     if !done.status.success() {
         return Err(wrong(String::from_utf8_lossy(&done.stderr).trim().to_owned()));
@@ -307,7 +325,15 @@ mod tests {
 
     fn points() -> Points {
         let until = Instant::now() + std::time::Duration::from_secs(60);
-        Points { splits: vec![1, 2], batches: vec![1, 3, 9], contexts: vec![8, 40], seed: 1, until, tune: false, least_ps: 1_000_000 }
+        Points {
+            splits: vec![Split::tensor(1), Split::tensor(2)],
+            batches: vec![1, 3, 9],
+            contexts: vec![8, 40],
+            seed: 1,
+            until,
+            tune: false,
+            least_ps: 1_000_000,
+        }
     }
 
     fn rows(points: &Points) -> Found {
@@ -324,8 +350,8 @@ mod tests {
 
     #[test]
     fn a_machine_calibrated_on_the_fake_predicts_the_fake() {
-        let Found { rows: found, choices, left } = rows(&points());
-        assert_eq!((choices.len(), left), (0, 0));
+        let Found { rows: found, choices, left, .. } = rows(&points());
+        assert_eq!((choices.len(), left.len()), (0, 0));
         let mut machine = machine::find("8x-h200-sxm").unwrap();
         machine.kernels = Some(OwnKernels::new("the fake".to_owned(), found));
         let again = machine::from_json(&machine.to_json()).unwrap();
@@ -352,7 +378,8 @@ mod tests {
     fn steps_for_which_there_is_no_time_are_counted() {
         let none = Points { until: Instant::now() - std::time::Duration::from_secs(1), ..points() };
         let found = rows(&none);
-        assert_eq!((found.rows.len(), found.left), (0, 12));
+        assert_eq!((found.rows.len(), found.left.len()), (0, 2));
+        assert!(found.left[1].starts_with("6 steps of split 2 are left out"), "{:?}", found.left);
     }
 
     #[test]
@@ -360,11 +387,12 @@ mod tests {
         // On the fake a kernel takes the longer the more blocks it has, so the fewest warps a tile win wherever the constants take more.
         let mut spec = moetwin::models::zoo::spec("qwen3-30b-a3b").unwrap();
         spec.layers.truncate(1);
-        let found = rows_of_model(&spec, &Points { tune: true, splits: vec![1], batches: vec![1], contexts: vec![8], ..points() });
+        let found =
+            rows_of_model(&spec, &Points { tune: true, splits: vec![Split::tensor(1)], batches: vec![1], contexts: vec![8], ..points() });
         assert!(found.choices.iter().any(|c| c.op == "experts"), "{:?}", found.choices);
         assert!(found.choices.iter().all(|c| (c.parts, c.rows) == (1, 1)), "{:?}", found.choices);
         // With them the same step takes less, and rows say so.
-        let before = rows_of_model(&spec, &Points { splits: vec![1], batches: vec![1], contexts: vec![8], ..points() });
+        let before = rows_of_model(&spec, &Points { splits: vec![Split::tensor(1)], batches: vec![1], contexts: vec![8], ..points() });
         let sum = |f: &Found| f.rows.iter().map(|r| r.time_ps).sum::<u64>();
         assert!(sum(&found) < sum(&before));
         // The machine file carries them to whoever runs.

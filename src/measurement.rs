@@ -8,7 +8,7 @@ use moetwin::cuda::{Piece, probe};
 use moetwin::models::{Deployment, Phase, RankId, Sequence, Step};
 use moetwin::runtime::reference::StepInputs;
 use moetwin::runtime::{Executor, Program, ProgramKey};
-use moetwin::sim::measured::{MeasuredRank, measured_trace};
+use moetwin::sim::measured::{MeasuredCommand, MeasuredRank, measured_trace};
 use moetwin::sim::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -148,11 +148,23 @@ pub(crate) fn trace(program: &Program, times: &[RankTimes], conditions: &Conditi
     let rank = |t: &RankTimes| MeasuredRank {
         rank: t.rank,
         captured: list(&t.captured_ps),
+        one_stream: list(&t.one_stream_ps),
         eager: list(&t.eager_ps),
-        commands: t.commands.iter().map(|c| if c.ps.is_empty() { (list(&c.late_ps), true) } else { (list(&c.ps), false) }).collect(),
+        scale: t.scale(),
+        commands: t.commands.iter().zip(t.commands_ps()).map(command).collect(),
     };
     let conditions = serde_json::to_value(conditions).map_err(|e| Failure::Running(format!("--trace: {e}")))?;
     Ok(measured_trace(program, &times.iter().map(rank).collect::<Vec<_>>(), &conditions))
+}
+
+/// A command's times as a trace has them.
+fn command((times, ps): (&CommandTimes, Option<u64>)) -> MeasuredCommand {
+    let end = |ps: Option<&i64>| Duration::from_ps(ps.and_then(|ps| u64::try_from(*ps).ok()).unwrap_or(0));
+    MeasuredCommand {
+        time: Duration::from_ps(ps.unwrap_or(0)),
+        spread: (end(times.ps.iter().min()), end(times.ps.iter().max())),
+        samples: times.ps.len(),
+    }
 }
 
 /// The median; none of no times.
@@ -167,11 +179,6 @@ pub(crate) fn median_ms(ps: &[u64]) -> Option<f64> {
     median_of(ps).map(|ps| ps as f64 / 1e9)
 }
 
-/// The median of a command's times: of those that hold no time of the host, where there are such.
-pub(crate) fn median_ps(times: &CommandTimes) -> Option<u64> {
-    median_of(if times.ps.is_empty() { &times.late_ps } else { &times.ps })
-}
-
 /// A sentence on what was measured, of the slowest rank.
 pub(crate) fn words(times: &[RankTimes], conditions: &Conditions) -> String {
     let slowest = |of: fn(&RankTimes) -> &[u64]| times.iter().filter_map(|t| median_ms(of(t))).max_by(f64::total_cmp);
@@ -182,12 +189,12 @@ pub(crate) fn words(times: &[RankTimes], conditions: &Conditions) -> String {
     if let Some(ms) = slowest(|t| &t.eager_ps) {
         parts.push(format!("launched command by command {ms:.3}"));
     }
-    let commands = |t: &RankTimes| {
-        let each = |c: &moetwin::cuda::exec::CommandTimes| median_ms(if c.ps.is_empty() { &c.late_ps } else { &c.ps }).unwrap_or(0.0);
-        t.commands.iter().map(each).sum::<f64>()
-    };
+    if let Some(ms) = slowest(|t| &t.one_stream_ps) {
+        parts.push(format!("captured on one stream {ms:.3}"));
+    }
+    let commands = |t: &RankTimes| t.commands.iter().filter_map(CommandTimes::typical_ps).sum::<u64>() as f64 / 1e9;
     if let Some(ms) = times.iter().map(commands).max_by(f64::total_cmp) {
-        parts.push(format!("its commands one by one {ms:.3}"));
+        parts.push(format!("its commands add up to {ms:.3}"));
     }
     if let Some(distinct) = conditions.distinct_experts() {
         parts.push(format!("{distinct:.1} distinct experts a layer"));
@@ -239,9 +246,9 @@ impl Measured {
         let ranks = self.times.len().max(1) as f64;
         for t in &self.times {
             let commands = self.program.ranks.get(RankId(t.rank)).map_or(&[][..], |rp| &rp.commands);
-            for (command, found) in commands.iter().zip(&t.commands) {
+            for (command, found) in commands.iter().zip(t.commands_ps()) {
                 let into = classes.entry(self.program.graph.nodes[command.id.node].op.class().name()).or_default();
-                into.0 += median_ms(if found.ps.is_empty() { &found.late_ps } else { &found.ps }).unwrap_or(0.0) / ranks;
+                into.0 += found.unwrap_or(0) as f64 / 1e9 / ranks;
                 into.1 += 1.0 / ranks;
             }
         }

@@ -141,6 +141,31 @@ fn calibrate_refuses_what_it_cannot_read_and_what_it_cannot_defend() {
 }
 
 #[test]
+fn what_calibrate_would_not_obey_it_refuses() {
+    line("calibrate --report --machine nonexist").refused(&["--machine 'nonexist'", "8x-l40s"]);
+    line("calibrate --report --machine 2x-rtx-4090").refused(&["--machine '2x-rtx-4090'", "no shipped table"]);
+    line("calibrate --report --out x.json").refused(&["--out", "--from"]);
+    // What says what is measured on GPUs says nothing where none is.
+    let log = "sim/data/nccl-tests/aic-gb200-reducescatter.txt";
+    for flag in ["--model kimi-k2.5", "--layers 3", "--splits 1,2", "--batches 1", "--contexts 64", "--budget 9", "--tune", "--seed 1"] {
+        let name = flag.split(' ').next().unwrap();
+        line(&format!("calibrate --report {flag}")).refused(&[name, "no --report"]);
+        line(&format!("calibrate --from {log} {flag}")).refused(&[name, "no --from"]);
+    }
+    line("calibrate --splits 1,ep1").refused(&["--splits", "ep1", "ep2 to ep64"]);
+    line("calibrate --splits 65").refused(&["--splits", "65", "1 to 64"]);
+    // Of one machine, what is known of it and of its GPUs.
+    let all = line("calibrate --report --json").json();
+    let one = line("calibrate --report --machine 8x-l40s --json").json();
+    let machines = |json: &serde_json::Value| {
+        let tables = json["collectives"].as_array().unwrap();
+        tables.iter().map(|t| t["machine"].as_str().unwrap().to_owned()).collect::<std::collections::BTreeSet<_>>()
+    };
+    assert!(machines(&all).len() > 5);
+    assert_eq!(machines(&one).into_iter().collect::<Vec<_>>(), ["8x-l40s"]);
+}
+
+#[test]
 fn a_fitted_machine_is_a_machine_file_that_says_where_its_figures_come_from() {
     let folder = scratch("calibrated");
     let out = folder.join("gb200.json");

@@ -144,6 +144,8 @@ fn wrong_traces_are_refused() {
 fn what_needs_gpus_says_so() {
     line("run --trace x.json").refused(&["--trace", "--backend cuda"]);
     line("run --only-rank 0").refused(&["--only-rank", "--backend cuda --synthetic"]);
+    line("run --no-prompt").refused(&["--no-prompt", "--backend cuda --synthetic"]);
+    line("run --backend cuda --synthetic --no-prompt --dump x").refused(&["--no-prompt", "--dump"]);
     line("run --collective-delay 5").refused(&["--collective-delay", "--only-rank"]);
     line("run --backend cuda --synthetic --tp 2 --only-rank 2").refused(&["--only-rank", "0 to 1"]);
     line("run --backend cuda --synthetic --tp 2 --only-rank 0 --collective-delay -1").refused(&["--collective-delay", "0 to 1000000"]);

@@ -171,6 +171,29 @@ fn the_shipped_model_writes_what_is_recorded_of_it() {
     }
 }
 
+/// Every value of the prompts, and the tokens, are the same bits on any number of threads.
+#[test]
+fn threads_change_no_bit() {
+    let folder = scratch("threads");
+    let run = |model: &str, threads: &str| {
+        let dump = folder.join(format!("{threads}.safetensors"));
+        let words = format!(
+            "run --model tests/fixtures/{model} --prompt-ids 1,2,3,4,5,6,7,8,9 --max-tokens 3 --tp 2 --json --dump {}",
+            dump.display()
+        );
+        let words: Vec<&str> = words.split_whitespace().collect();
+        let run = support::finished(support::command(&words).env("RAYON_NUM_THREADS", threads).output().unwrap(), &words);
+        assert_eq!(run.code, 0, "{}", run.err);
+        (fs::read(&dump).unwrap(), run.json()["tokens"].clone())
+    };
+    for model in ["tiny-deepseek-v3", "tiny-gpt-oss", "shakespeare-moe-int4"] {
+        let one = run(model, "1");
+        for threads in ["2", "3", "8"] {
+            assert!(run(model, threads) == one, "{model} on {threads} threads");
+        }
+    }
+}
+
 /// A run that is refused, or that fails before its first token, has printed nothing.
 #[test]
 fn what_is_refused_prints_no_prompt() {

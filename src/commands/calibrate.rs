@@ -3,7 +3,9 @@
 use super::compare::machine_with;
 use super::run::{cut, gpus_at_hand};
 use crate::args::DEFAULT_MACHINE;
-use crate::calibration::{self, Points, kernel_rows, with_exchanges, with_floors};
+use crate::calibration::{
+    self, Forked, Points, Split, ThroughHost, Ways, default_splits, exchange_rows, kernel_rows, with_exchanges, with_floors,
+};
 use crate::doctor::machine::date;
 use crate::error::{Failure, InputError, Outcome};
 use crate::measurement::Conditions;
@@ -12,10 +14,10 @@ use crate::report::{calibrate as report, kernels};
 use crate::resolve;
 use clap::Args;
 use moetwin::cuda::exec::calibrate::{Exchanges, exchanges, floors};
-use moetwin::cuda::exec::{CudaExecutor, DriverHost};
-use moetwin::models::{Deployment, RankId};
+use moetwin::cuda::exec::{CudaExecutor, CudaOptions, DriverHost};
+use moetwin::models::{Deployment, ModelSpec, RankId};
 use moetwin::sim::calibrate::{CalibrateError, Fit, LeftOut, Table, fit, leave_one_out, residuals, shipped_left_out, table_errors};
-use moetwin::sim::cost::{OwnKernels, family_errors};
+use moetwin::sim::cost::{OwnExchange, OwnKernels, family_errors, medians};
 use moetwin::sim::exec::gpu_rates;
 use moetwin::sim::import::nccl_tests::Measurement;
 use moetwin::sim::import::tables::{self, KEYS, Told};
@@ -36,8 +38,8 @@ Examples:
   moetwin calibrate --model kimi-k2.5 qwen3-30b-a3b --out my.json
 
 Without --from and --report the GPUs here are measured: launches, copies, all-reduces of 8 KB to 128 MB over all GPUs, in a graph and not, with
-peer access and without, with one rank late; and every kernel of the first layers of --model at each of --batches and --contexts, on rank 0 of each
-of --splits. The machine file that is written says when, on what GPU and with which versions, and `sim` and `compare` price with it. --machine gives
+peer access and without, with one rank late; the exchanges that steps of --model make over all GPUs; and every kernel of its first layers at every
+batch and context, on rank 0 of every split. The machine file that is written says when, on what GPU and with which versions, and `sim` and `compare` price with it. --machine gives
 the wires and whatever is not measured; by default the built-in machine with such GPUs.
 
 A log is the output of nccl-tests, or a table of the same times. What it does not say of itself is told behind its name: \
@@ -51,30 +53,30 @@ pub(crate) struct CalibrateArgs {
     /// Logs of collectives on that machine, or a manifest of such logs; without them the GPUs here are measured
     #[arg(long, value_name = "FILE[,KEY=VALUE..]", num_args = 1..)]
     from: Vec<String>,
-    /// On GPUs: models whose shapes are measured
-    #[arg(long, value_name = "NAME|FILE", num_args = 1.., default_values = ["kimi-k2.5"])]
+    /// On GPUs: models whose shapes are measured [default: kimi-k2.5]
+    #[arg(long, value_name = "NAME|FILE", num_args = 1..)]
     model: Vec<String>,
-    /// On GPUs: first layers of each model
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=64))]
-    layers: u32,
-    /// On GPUs: tensor-parallel splits; rank 0 of each runs alone
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_values_t = [1, 2, 8])]
-    splits: Vec<u32>,
-    /// On GPUs: sequences of the steps that are measured
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 12, 20, 32, 48, 60, 96])]
+    /// On GPUs: first layers of each model [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    layers: Option<u32>,
+    /// On GPUs: splits whose kernels are measured, N for tensor parallelism and epN for whole experts; rank 0 of each runs alone [default: 1,2,8,ep2]
+    #[arg(long, value_name = "N|epN,..", value_delimiter = ',')]
+    splits: Vec<Split>,
+    /// On GPUs: sequences of the steps that are measured [default: 1,2,4,8,12,20,32,48,60,96]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',')]
     batches: Vec<u32>,
-    /// On GPUs: tokens in the cache of each sequence
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_values_t = [64, 512, 2048])]
+    /// On GPUs: tokens in the cache of each sequence [default: 64,512,2048]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',')]
     contexts: Vec<u32>,
-    /// On GPUs: seconds after which no further step is begun
-    #[arg(long, value_name = "S", default_value_t = 75, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    budget: u64,
+    /// On GPUs: seconds after which no further step is begun [default: 120]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    budget: Option<u64>,
     /// On GPUs: choose launches by measurement, for `run --machine` to take
     #[arg(long)]
     tune: bool,
-    /// On GPUs: seed of weights and tokens
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
+    /// On GPUs: seed of weights and tokens [default: 0]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
     /// Measure all-reduces of these sizes only, and print them
     #[arg(long, value_delimiter = ',', hide = true)]
     exchanges: Vec<u64>,
@@ -107,19 +109,14 @@ pub(crate) struct Answer {
 /// Fits and prints.
 pub(crate) fn run(args: &CalibrateArgs) -> Result<Outcome, Failure> {
     if !args.exchanges.is_empty() {
-        return exchanges_only(&args.exchanges);
+        return exchanges_only(args);
     }
     if args.from.is_empty() && !args.report {
         return on_gpus(args);
     }
+    refuse_what_is_of_gpus(args)?;
     if args.from.is_empty() {
-        let errors = family_errors();
-        if args.json {
-            output::answer_json(&kernels::json(&errors, &shipped_left_out()))?;
-        } else {
-            output::answer(&kernels::text(&errors, &shipped_left_out()))?;
-        }
-        return Ok(Outcome::Yes);
+        return shipped(args);
     }
     let file = args.out.as_deref().map(|path| NewFile::plan("--out", path)).transpose()?;
     let before = resolve::machine("--machine", args.machine.as_deref().unwrap_or(DEFAULT_MACHINE))?;
@@ -148,6 +145,51 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Outcome, Failure> {
     Ok(if answer.fit.is_ok() { Outcome::Yes } else { Outcome::No })
 }
 
+/// A flag that only speaks of what is measured on GPUs is wrong where nothing is.
+fn refuse_what_is_of_gpus(args: &CalibrateArgs) -> Result<(), Failure> {
+    let given = [
+        ("--model", !args.model.is_empty()),
+        ("--layers", args.layers.is_some()),
+        ("--splits", !args.splits.is_empty()),
+        ("--batches", !args.batches.is_empty()),
+        ("--contexts", !args.contexts.is_empty()),
+        ("--budget", args.budget.is_some()),
+        ("--tune", args.tune),
+        ("--seed", args.seed.is_some()),
+    ];
+    let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) else { return Ok(()) };
+    let mode = if args.report { "--report" } else { "--from" };
+    let error = InputError::new(flag, format!("says what is measured on GPUs, and with {mode} nothing is"));
+    Err(error.accepted([format!("no {flag}"), format!("no {mode}")]).into())
+}
+
+/// How well the shipped tables predict what is left out of them: all of them, or a machine's.
+fn shipped(args: &CalibrateArgs) -> Result<Outcome, Failure> {
+    if args.out.is_some() {
+        let error = InputError::new("--out", "--report without --from fits no machine, so there is none to write");
+        return Err(error.accepted(["--from FILE", "no --out"]).into());
+    }
+    let (mut errors, mut collectives) = (family_errors(), shipped_left_out());
+    if let Some(name) = &args.machine {
+        let machine = resolve::machine("--machine", name)?;
+        let known: Vec<String> = machine.models.iter().map(|m| m.name.clone()).collect();
+        errors.retain(|e| known.iter().any(|gpu| gpu == e.gpu));
+        collectives.retain(|c| c.machine == machine.name);
+        if errors.is_empty() && collectives.is_empty() {
+            let error = InputError::new("--machine", "no shipped table is of it or of its GPUs").value(name.as_str());
+            let mut names: Vec<String> = shipped_left_out().into_iter().map(|c| c.machine).collect();
+            names.dedup();
+            return Err(error.accepted(names).into());
+        }
+    }
+    if args.json {
+        output::answer_json(&kernels::json(&errors, &collectives))?;
+    } else {
+        output::answer(&kernels::text(&errors, &collectives))?;
+    }
+    Ok(Outcome::Yes)
+}
+
 /// Sizes of all-reduces that are measured.
 const SIZES: [u64; 8] = [8 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20, 8 << 20, 32 << 20, 128 << 20];
 /// The same through the host, where large ones take longest.
@@ -168,24 +210,64 @@ fn all_reduces(ranks: u32, sizes: &[u64]) -> Result<Exchanges, Failure> {
 }
 
 /// What a process started without peer access answers.
-fn exchanges_only(sizes: &[u64]) -> Result<Outcome, Failure> {
+fn exchanges_only(args: &CalibrateArgs) -> Result<Outcome, Failure> {
+    let begin = Instant::now();
+    let asked = Asked::of(args, begin)?;
     let ranks = u32::try_from(gpus_at_hand(2, None)?.len()).unwrap_or(2);
-    output::answer_json(&all_reduces(ranks, sizes)?)?;
+    let exchanges = all_reduces(ranks, &args.exchanges)?;
+    let (mut rows, mut left) = (Vec::new(), Vec::new());
+    asked.exchanges(Ways { ranks, peer_access: false, one_shot: false }, &mut rows, &mut left, &mut Vec::new())?;
+    output::answer_json(&ThroughHost { exchanges, rows, left })?;
     Ok(Outcome::Yes)
+}
+
+/// What is to be measured on GPUs.
+struct Asked {
+    specs: Vec<(String, ModelSpec)>,
+    points: Points,
+}
+
+/// Layers of which exchanges are measured: a dense one and one of experts, in the models that begin with dense ones.
+const EXCHANGE_LAYERS: usize = 2;
+
+impl Asked {
+    fn of(args: &CalibrateArgs, begin: Instant) -> Result<Self, Failure> {
+        let or = |given: &[u32], default: &[u32]| if given.is_empty() { default.to_vec() } else { given.to_vec() };
+        let batches = calibration::numbers("--batches", &or(&args.batches, &[1, 2, 4, 8, 12, 20, 32, 48, 60, 96]), 4096)?;
+        let contexts = calibration::numbers("--contexts", &or(&args.contexts, &[64, 512, 2048]), 1 << 20)?;
+        let splits = if args.splits.is_empty() { default_splits() } else { args.splits.clone() };
+        let names = if args.model.is_empty() { vec!["kimi-k2.5".to_owned()] } else { args.model.clone() };
+        let mut specs = Vec::new();
+        for name in names {
+            let spec = resolve::model("--model", &name)?.spec;
+            let layers = args.layers.unwrap_or(3).min(u32::try_from(spec.layers.len()).unwrap_or(u32::MAX));
+            specs.push((name, cut(spec, Some(layers))?));
+        }
+        let until = begin + Duration::from_secs(args.budget.unwrap_or(120));
+        let points = Points { splits, batches, contexts, seed: args.seed.unwrap_or(0), until, tune: args.tune, least_ps: 1 };
+        Ok(Self { specs, points })
+    }
+    /// Exchanges of every model's steps.
+    fn exchanges(&self, ways: Ways, rows: &mut Vec<OwnExchange>, left: &mut Vec<String>, forked: &mut Vec<Forked>) -> Result<(), Failure> {
+        for (name, spec) in &self.specs {
+            let mut spec = spec.clone();
+            spec.layers.truncate(EXCHANGE_LAYERS);
+            let open =
+                |all_reduce, capacity| CudaExecutor::open(ways.ranks, CudaOptions { all_reduce, ..CudaOptions::new(capacity, DEADLINE) });
+            let found = exchange_rows(&spec, &self.points, ways, &open)?;
+            rows.extend(found.rows);
+            forked.extend(found.forked);
+            left.extend(found.left.into_iter().map(|why| format!("{name}: {why}")));
+        }
+        Ok(())
+    }
 }
 
 /// Measures the GPUs here and writes the machine file.
 fn on_gpus(args: &CalibrateArgs) -> Result<Outcome, Failure> {
     let begin = Instant::now();
     let file = args.out.as_deref().map(|path| NewFile::plan("--out", path)).transpose()?;
-    let (splits, batches) = (calibration::numbers("--splits", &args.splits, 64)?, calibration::numbers("--batches", &args.batches, 4096)?);
-    let contexts = calibration::numbers("--contexts", &args.contexts, 1 << 20)?;
-    let mut specs = Vec::new();
-    for name in &args.model {
-        let spec = resolve::model("--model", name)?.spec;
-        let layers = args.layers.min(u32::try_from(spec.layers.len()).unwrap_or(u32::MAX));
-        specs.push((name, cut(spec, Some(layers))?));
-    }
+    let mut asked = Asked::of(args, begin)?;
     let found = gpus_at_hand(1, None)?.len();
     let conditions = Conditions::here(&Deployment::default());
     let wires = match &args.machine {
@@ -208,43 +290,59 @@ fn on_gpus(args: &CalibrateArgs) -> Result<Outcome, Failure> {
     drop(host);
     machine = with_floors(machine, &floor, &conditions.gpu, &source);
     calibration::progress(begin, "floors of launches, rate of copies");
-    let mut said = Vec::new();
+    asked.points.least_ps = floor.graph_node_ps;
+    let (mut said, mut exchanged, mut forked) = (Vec::new(), Vec::new(), Vec::new());
     if found > 1 {
-        let direct = all_reduces(u32::try_from(found).unwrap_or(2), &SIZES)?;
+        let ranks = u32::try_from(found).unwrap_or(2);
+        let direct = all_reduces(ranks, &SIZES)?;
         calibration::progress(begin, "all-reduces");
         let mut all = calibration::tables(&direct, machine.peer_access.value, &source);
-        match calibration::exchanges_through_host(&HOST_SIZES) {
-            Ok(host) => all.extend(calibration::tables(&host, false, &source)),
+        asked.exchanges(Ways { ranks, peer_access: machine.peer_access.value, one_shot: true }, &mut exchanged, &mut said, &mut forked)?;
+        calibration::progress(begin, "exchanges of steps");
+        let names: Vec<&str> = asked.specs.iter().map(|(name, _)| name.as_str()).collect();
+        match calibration::exchanges_through_host(&HOST_SIZES, &names, &asked.points) {
+            Ok(host) => {
+                all.extend(calibration::tables(&host.exchanges, false, &source));
+                exchanged.extend(host.rows);
+                said.extend(host.left.into_iter().map(|why| format!("without peer access: {why}")));
+            }
             Err(Failure::Running(why)) => said.push(why),
             Err(e) => return Err(e),
         }
-        calibration::progress(begin, "all-reduces without peer access");
+        calibration::progress(begin, "the same without peer access");
         said.extend(calibration::skew_words(&direct));
         let (fitted, words) = with_exchanges(machine, &all);
         machine = fitted;
         said.push(words);
         said.extend(all.iter().flat_map(table_words));
     }
-    let until = begin + Duration::from_secs(args.budget);
-    let points = Points { splits, batches, contexts, seed: args.seed, until, tune: args.tune, least_ps: floor.graph_node_ps };
     let (mut rows, mut choices) = (Vec::new(), Vec::new());
-    for (name, spec) in &specs {
+    for (name, spec) in &asked.specs {
         let open = |ranks, capacity| CudaExecutor::open_alone(RankId(0), ranks, calibration::options(capacity));
-        let found = kernel_rows(spec, &points, &open)?;
+        let found = kernel_rows(spec, &asked.points, &open)?;
         calibration::progress(begin, &format!("{} kernels of {name}", found.rows.len()));
-        if found.left > 0 {
-            said.push(format!("{} steps of {name} were left out: --budget {} is over", found.left, args.budget));
-        }
+        said.extend(found.left.into_iter().map(|why| format!("{name}: {why}")));
         rows.extend(found.rows);
         choices.extend(found.choices);
+        forked.extend(found.forked);
     }
     said.extend(choices.iter().map(|c| {
         format!("{} {} {} x {} at {} rows: {} warps a tile are faster than the constants'", c.op, c.storage, c.n, c.k, c.rows, c.parts)
     }));
-    let own = OwnKernels { choices, ..OwnKernels::new(source.clone(), rows) };
+    let mut own = OwnKernels { choices, exchanges: medians(exchanged), ..OwnKernels::new(source.clone(), rows) };
+    own.joins = calibration::joins(&machine, &own, &forked, asked.points.seed);
+    said.extend(own.joins.map(|j| {
+        let nccl = j.nccl_ps.map_or_else(String::new, |ps| format!(", {:.1} with NCCL's collectives in the graph", ps as f64 / 1e6));
+        format!(
+            "a command that waits for another stream costs a captured step {:.1} us{nccl} ({} steps)",
+            j.kernels_ps as f64 / 1e6,
+            forked.len()
+        )
+    }));
     let gpu = machine.models.iter().find(|m| Some(m.name.as_str()) == gpu_by_words(&conditions.gpu)).or(machine.models.first());
     let errors = gpu.map(|gpu| own.left_out(&gpu_rates(gpu))).unwrap_or_default();
-    let measured = report::Measured { source: &source, floors: &floor, rows: own.rows.len(), errors: &errors, said: &said };
+    let measured =
+        report::Measured { source: &source, floors: &floor, rows: own.rows.len(), exchanges: &own.exchanges, errors: &errors, said: &said };
     if args.json {
         output::answer_json(&report::measured_json(&measured))?;
     } else {

@@ -90,7 +90,8 @@ go by NCCL unless --allreduce says otherwise: `one-shot` is our own kernel over 
 every other over NVLink.
 
 With --trace the last pass is measured command by command, to be put beside a prediction by `moetwin compare`. With --only-rank one GPU runs
-one rank of the split; what stands in for the others copies and takes --collective-delay, so only times mean anything.")]
+one rank of the split; what stands in for the others copies and takes --collective-delay, so only times mean anything. With --no-prompt all
+ranks decode one step on a cache that nothing has filled.")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     deployment: DeploymentArgs,
@@ -100,6 +101,9 @@ pub(crate) struct RunArgs {
     /// Measure only this rank of the deployment, on one GPU; needs --backend cuda and --synthetic
     #[arg(long, value_name = "R")]
     only_rank: Option<u32>,
+    /// Measure a decode step on a cache that no prompt filled; for made-up weights on GPUs
+    #[arg(long, conflicts_with_all = ["max_tokens", "dump", "record_routing", "inject", "ep_capacity"])]
+    no_prompt: bool,
     /// With --only-rank: microseconds that each collective takes
     #[arg(long, value_name = "US", default_value_t = 0.0, allow_hyphen_values = true)]
     collective_delay: f64,
@@ -171,8 +175,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         Backend::Cuda => launcher()?,
     };
     let deployment = args.deployment.deployment(launcher.as_ref().map_or(1, |l| l.size))?;
-    if let Some(rank) = args.only_rank {
-        return slice_of(args, RankId(rank), deployment, launcher.as_ref());
+    if args.only_rank.is_some() || args.no_prompt {
+        return slice_of(args, args.only_rank.map(RankId), deployment, launcher.as_ref());
     }
     if let Some(l) = &launcher
         && l.size != deployment.ranks()
@@ -288,11 +292,14 @@ fn conditions(args: &RunArgs, model: &str, deployment: &Deployment) -> Condition
     }
 }
 
-/// One rank alone.
-fn slice_of(args: &RunArgs, rank: RankId, deployment: Deployment, launcher: Option<&Launcher>) -> Result<Outcome, Failure> {
-    let (ranks, given) = (deployment.ranks(), rank.0.to_string());
-    let wrong = |message: String, accepted: String| InputError::new("--only-rank", message).value(given.as_str()).accepted([accepted]);
-    if rank.0 >= ranks {
+/// A decode step that is measured and answers nothing: of one rank, or of all where none is named.
+fn slice_of(args: &RunArgs, rank: Option<RankId>, deployment: Deployment, launcher: Option<&Launcher>) -> Result<Outcome, Failure> {
+    let ranks = deployment.ranks();
+    let wrong = |message: String, accepted: String| match rank {
+        Some(rank) => InputError::new("--only-rank", message).value(rank.0.to_string()).accepted([accepted]),
+        None => InputError::new("--no-prompt", message).accepted([accepted]),
+    };
+    if rank.is_some_and(|rank| rank.0 >= ranks) {
         return Err(wrong(format!("the flags make {ranks} ranks"), format!("0 to {}", ranks - 1)).into());
     }
     if launcher.is_some_and(|l| l.size > 1) {
@@ -302,19 +309,27 @@ fn slice_of(args: &RunArgs, rank: RankId, deployment: Deployment, launcher: Opti
     let name = args.deployment.model.as_deref().unwrap_or(builtin::NAME);
     let spec = cut(resolve::model("--model", name)?.spec, args.layers)?;
     let step = args.deployment.step(&spec)?;
-    let memory_bytes = gpus_at_hand(1, None)?.first().map_or(0, |g| g.memory_bytes);
+    let all_reduce = all_reduce(args)?;
+    let at_hand = gpus_at_hand(if rank.is_some() { 1 } else { ranks }, None)?;
+    let memory_bytes = at_hand.first().map_or(0, |g| g.memory_bytes);
     let options = CudaOptions {
         graphs: args.deployment.graphs != Some(Switch::Off),
-        stand_in: Some(Duration::from_secs_f64(args.collective_delay / 1e6)),
+        all_reduce,
+        library: args.matmul != Some(Matmul::Own),
+        stand_in: rank.map(|_| Duration::from_secs_f64(args.collective_delay / 1e6)),
         ..CudaOptions::new(0, Duration::from_secs(args.deadline))
     };
     let mut of = conditions(args, name, &deployment);
-    of.collective_delay_us = Some(args.collective_delay);
+    of.collective_delay_us = rank.map(|_| args.collective_delay);
     let weights = made_up(args, &spec)?;
     let slice = Slice { spec: &spec, weights: &weights, deployment, step, rank, seed: args.deployment.seed, conditions: of };
     let tuning = tuning(args)?;
     let open = |capacity| {
-        let mut executor = CudaExecutor::open_alone(rank, ranks, CudaOptions { capacity, ..options })?;
+        let options = CudaOptions { capacity, ..options };
+        let mut executor = match rank {
+            Some(rank) => CudaExecutor::open_alone(rank, ranks, options)?,
+            None => CudaExecutor::open(ranks, options)?,
+        };
         executor.set_tuning(tuning);
         Ok(executor)
     };

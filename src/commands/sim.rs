@@ -1,12 +1,14 @@
 //! `moetwin sim`.
 
 use super::compare_profile::Measured;
-use crate::args::DeploymentArgs;
+use super::run::cut;
+use crate::args::{DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs};
 use crate::error::{Failure, InputError, Outcome};
 use crate::output::{self, NewFile};
 use crate::prediction::Prediction;
 use crate::report::{html, sim_json, sim_text};
 use crate::requests::{self, RequestArgs};
+use crate::resolve;
 use crate::scenario::Scenario;
 use clap::Args;
 use moetwin::sim::trace::chrome_trace;
@@ -32,6 +34,9 @@ pub(crate) struct SimArgs {
     deployment: DeploymentArgs,
     #[command(flatten)]
     requests: RequestArgs,
+    /// Only the first N layers, as `run --layers`
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_535), conflicts_with = "requests")]
+    layers: Option<u32>,
     /// Write a Chrome trace-event file, which ui.perfetto.dev opens
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -75,7 +80,7 @@ pub(crate) fn run(args: &SimArgs) -> Result<Outcome, Failure> {
         file.spares("--measured", measured)?;
     }
     let measured = args.measured.as_deref().map(|path| Measured::read("--measured", path).map(|m| (path, m))).transpose()?;
-    let prediction = Prediction::of(Scenario::new(&args.deployment)?)?;
+    let prediction = Prediction::of(scenario(args)?)?;
     if let Some(file) = trace_file {
         match &prediction.served {
             Some(served) => file.commit(chrome_trace(&served.program, &served.trace).as_bytes())?,
@@ -96,4 +101,13 @@ pub(crate) fn run(args: &SimArgs) -> Result<Outcome, Failure> {
         output::answer(&sim_text::text(&prediction))?;
     }
     Ok(if prediction.is_yes() { Outcome::Yes } else { Outcome::No })
+}
+
+/// The flags' scenario, of the model's first layers where only those are asked for.
+fn scenario(args: &SimArgs) -> Result<Scenario, Failure> {
+    let flags = &args.deployment;
+    let machine = resolve::machine("--machine", flags.machine.as_deref().unwrap_or(DEFAULT_MACHINE))?;
+    let mut model = resolve::model("--model", flags.model.as_deref().unwrap_or(DEFAULT_MODEL))?;
+    model.spec = cut(model.spec, args.layers)?;
+    Scenario::of(flags, machine, model)
 }

@@ -1,4 +1,5 @@
-//! `moetwin run --only-rank`: one rank of a deployment on one GPU, something standing in for the others.
+//! `moetwin run --only-rank`: one rank of a deployment on one GPU, something standing in for the others. And `--no-prompt`: a decode step of all
+//! ranks on a cache that no prompt has filled.
 
 use crate::error::{Failure, InputError, Outcome};
 use crate::measurement::{self, Conditions, chosen, median_ms};
@@ -14,7 +15,7 @@ use moetwin::runtime::weights::WeightSource;
 use moetwin::runtime::{Executor, Program};
 use serde::Serialize;
 
-/// One rank of a deployment.
+/// A decode step that is measured and answers nothing: of one rank of a deployment, or of all.
 pub(super) struct Slice<'a> {
     /// The model.
     pub(super) spec: &'a ModelSpec,
@@ -24,8 +25,8 @@ pub(super) struct Slice<'a> {
     pub(super) deployment: Deployment,
     /// What is computed.
     pub(super) step: Step,
-    /// The rank that runs.
-    pub(super) rank: RankId,
+    /// The rank that runs by itself; none where all of them do.
+    pub(super) rank: Option<RankId>,
     /// Seed of the tokens.
     pub(super) seed: u64,
     /// What is said of it, but for the step.
@@ -34,59 +35,64 @@ pub(super) struct Slice<'a> {
 
 /// What was found.
 pub(super) struct Sliced {
-    /// Times of the rank.
-    pub(super) times: RankTimes,
+    /// Times of the ranks that ran.
+    pub(super) times: Vec<RankTimes>,
     /// The program of all ranks.
     pub(super) program: Program,
-    /// What the rank holds.
+    /// What the rank holds, or the fullest of all.
     pub(super) ledger: RankLedger,
     /// What it is of.
     pub(super) conditions: Conditions,
 }
 
 impl Slice<'_> {
-    /// The program of all ranks, and what the one holds.
+    /// The program of all ranks, and what the one holds, or the fullest.
     fn program(&self) -> Result<(Program, RankLedger), Failure> {
         let mut graph =
             plan(self.spec, &self.step, &self.deployment, &BuildOptions::default()).map_err(|e| plan_failure(&e, &self.deployment))?;
-        // The next tokens come from ranks that are not there; logits would only be copied.
+        // Nobody asks for the next tokens; logits would only be copied.
         graph.outputs.retain(|(name, _)| name != "logits");
         let program = verified(graph)?;
         let options = LedgerOptions { captured_buckets: 1, channels: 0, spare_kv_bytes: 0 };
         let Ledger { ranks, .. } =
             ledger(&program, self.spec, &options).map_err(|e| Failure::from(InputError::new("--a2a", e.to_string())))?;
-        let own = ranks.into_iter().find(|r| r.rank == self.rank);
-        Ok((program, own.ok_or_else(|| Failure::Running(format!("no ledger of rank {}", self.rank.0)))?))
+        let own = match self.rank {
+            Some(rank) => ranks.into_iter().find(|r| r.rank == rank),
+            None => ranks.into_iter().max_by_key(RankLedger::peak_bytes),
+        };
+        Ok((program, own.ok_or_else(|| Failure::Running("no ledger of such a rank".to_owned()))?))
     }
 
-    /// Loads the rank's weights and measures its step. `open` makes an executor of this one rank.
+    /// Loads the weights of what runs and measures its step. `open` makes an executor of it.
     pub(super) fn measure<H: Host>(
         &self,
         memory_bytes: u64,
         open: impl FnOnce(u32) -> Result<CudaExecutor<H>, ExecuteError>,
     ) -> Result<Sliced, Failure> {
         let (program, ledger) = self.program()?;
+        let of = ledger.rank.0;
         if ledger.peak_bytes() > memory_bytes {
-            let message = format!("rank {} needs {:.1} GiB, the GPU has {:.1}", self.rank.0, gib(ledger.peak_bytes()), gib(memory_bytes));
-            return Err(InputError::new("--only-rank", message)
-                .value(self.rank.0.to_string())
-                .accepted(["fewer --layers", "more ranks"])
-                .into());
+            let message = format!("rank {of} needs {:.1} GiB, the GPU has {:.1}", gib(ledger.peak_bytes()), gib(memory_bytes));
+            let mut error = InputError::new(if self.rank.is_some() { "--only-rank" } else { "--no-prompt" }, message);
+            if self.rank.is_some() {
+                error = error.value(of.to_string());
+            }
+            return Err(error.accepted(["fewer --layers", "more ranks"]).into());
         }
-        output::note(&format!("rank {} of {}: {:.1} GiB by the ledger", self.rank.0, program.ranks.len(), gib(ledger.peak_bytes())));
+        output::note(&format!("rank {of} of {}: {:.1} GiB by the ledger", program.ranks.len(), gib(ledger.peak_bytes())));
         let running = |e: ExecuteError| Failure::Running(e.to_string());
         let longest = self.step.sequences.iter().map(|s| s.past + s.new).max().unwrap_or(1);
         let mut executor = open(longest).map_err(running)?;
-        executor.load(&program, self.rank, self.weights).map_err(running)?;
+        let all = program.ranks.ids().filter(|rank| self.rank.is_none_or(|own| own == *rank));
+        all.into_iter().try_for_each(|rank| executor.load(&program, rank, self.weights)).map_err(running)?;
         let key = executor.prepare(program.clone()).map_err(running)?;
         let sequences = self.step.sequences.clone();
         let prompts = crate::prompt::drawn(sequences.len() as u32, sequences.first().map_or(1, |s| s.new), self.spec, self.seed);
         let inputs = StepInputs { token_ids: prompts.concat(), sequences: sequences.clone() };
         let times = executor.measure(key, &inputs, Repetitions::default()).map_err(running)?;
-        let times = times.into_iter().next().ok_or_else(|| Failure::Running("no times came back".to_owned()))?;
         let mut conditions = self.conditions.clone().of_step(&self.step, &sequences);
-        conditions.only_rank = Some(self.rank.0);
-        conditions.chosen = chosen(&program, std::slice::from_ref(&times));
+        conditions.only_rank = self.rank.map(|rank| rank.0);
+        conditions.chosen = chosen(&program, &times);
         Ok(Sliced { times, program, ledger, conditions })
     }
 }
@@ -98,11 +104,13 @@ struct SliceJson<'a> {
     backend: &'static str,
     model: &'a str,
     ranks: u32,
-    only_rank: u32,
-    collective_delay_us: f64,
+    only_rank: Option<u32>,
+    collective_delay_us: Option<f64>,
     collectives: u64,
     step_ms: Option<StepMs>,
+    one_stream_step_ms: Option<f64>,
     eager_step_ms: Option<f64>,
+    /// Of one rank, what stood in for exchanges; of all, their time on the rank where they take longest, waits included.
     collectives_ms: f64,
     compute_ms: Option<f64>,
     memory: Vec<LineJson>,
@@ -122,22 +130,30 @@ struct LineJson {
 }
 
 impl Sliced {
-    /// Milliseconds of what stood in for collectives, one by one.
-    fn stand_ins_ms(&self) -> f64 {
-        let commands = self.program.ranks.get(RankId(self.times.rank)).map_or(&[][..], |rp| &rp.commands);
-        let exchanges =
-            commands.iter().zip(&self.times.commands).filter(|(c, _)| self.program.graph.nodes[c.id.node].op.is_communication());
-        exchanges.filter_map(|(_, t)| median_ms(if t.ps.is_empty() { &t.late_ps } else { &t.ps })).sum()
+    /// Milliseconds of exchanges, or of what stood in for them, command by command, on the rank where they take longest.
+    fn exchanges_ms(&self) -> f64 {
+        let of = |times: &RankTimes| {
+            let commands = self.program.ranks.get(RankId(times.rank)).map_or(&[][..], |rp| &rp.commands);
+            let exchanges =
+                commands.iter().zip(times.commands_ps()).filter(|(c, _)| self.program.graph.nodes[c.id.node].op.is_communication());
+            exchanges.filter_map(|(_, ps)| ps).sum::<u64>() as f64 / 1e9
+        };
+        self.times.iter().map(of).fold(0.0, f64::max)
+    }
+    /// The rank whose replays take longest.
+    fn slowest(&self, of: fn(&RankTimes) -> &[u64]) -> Vec<u64> {
+        let mut all: Vec<Vec<u64>> = self.times.iter().map(|t| of(t).to_vec()).collect();
+        all.iter_mut().for_each(|times| times.sort_unstable());
+        all.into_iter().max_by_key(|times| times.get(times.len() / 2).copied()).unwrap_or_default()
     }
     /// Writes the trace where one is wanted, and the answer.
     pub(super) fn report(&self, model: &str, seed: u64, json: bool, trace: Option<NewFile>) -> Result<Outcome, Failure> {
         if let Some(file) = trace {
-            file.commit(measurement::trace(&self.program, std::slice::from_ref(&self.times), &self.conditions)?.as_bytes())?;
+            file.commit(measurement::trace(&self.program, &self.times, &self.conditions)?.as_bytes())?;
         }
-        let mut sorted = self.times.captured_ps.clone();
-        sorted.sort_unstable();
+        let sorted = self.slowest(|t| &t.captured_ps);
         let step = median_ms(&sorted).zip(sorted.last()).map(|(median, last)| StepMs { median, p99: *last as f64 / 1e9 });
-        let exchanged = self.stand_ins_ms();
+        let exchanged = self.exchanges_ms();
         if json {
             let compute_ms = step.as_ref().map(|s| s.median - exchanged);
             output::answer_json(&SliceJson {
@@ -146,25 +162,29 @@ impl Sliced {
                 backend: "cuda",
                 model,
                 ranks: self.program.ranks.len() as u32,
-                only_rank: self.times.rank,
-                collective_delay_us: self.conditions.collective_delay_us.unwrap_or(0.0),
+                only_rank: self.conditions.only_rank,
+                collective_delay_us: self.conditions.collective_delay_us,
                 collectives: moetwin::runtime::session::collectives(&self.program),
                 step_ms: step,
-                eager_step_ms: median_ms(&self.times.eager_ps),
+                one_stream_step_ms: median_ms(&self.slowest(|t| &t.one_stream_ps)),
+                eager_step_ms: median_ms(&self.slowest(|t| &t.eager_ps)),
                 collectives_ms: exchanged,
                 compute_ms,
                 memory: self.ledger.lines.iter().map(|l| LineJson { name: l.name, gib: gib(l.bytes) }).collect(),
                 tokens: [],
             })?;
         } else {
-            output::answer(&format!(
-                "{model}, rank {} of {} alone: {}; {} collectives stand in by {:.1} us each and take {exchanged:.3} ms",
-                self.times.rank,
-                self.program.ranks.len(),
-                measurement::words(std::slice::from_ref(&self.times), &self.conditions),
-                moetwin::runtime::session::collectives(&self.program),
-                self.conditions.collective_delay_us.unwrap_or(0.0),
-            ))?;
+            let (ranks, calls) = (self.program.ranks.len(), moetwin::runtime::session::collectives(&self.program));
+            let words = measurement::words(&self.times, &self.conditions);
+            output::answer(&match self.conditions.only_rank {
+                Some(rank) => format!(
+                    "{model}, rank {rank} of {ranks} alone: {words}; {calls} collectives stand in by {:.1} us each and take {exchanged:.3} ms",
+                    self.conditions.collective_delay_us.unwrap_or(0.0),
+                ),
+                None => format!(
+                    "{model}, {ranks} ranks, no prompt in the cache: {words}; {calls} collectives take {exchanged:.3} ms, waits included"
+                ),
+            })?;
         }
         Ok(Outcome::Yes)
     }
@@ -188,7 +208,7 @@ mod tests {
             weights: &weights,
             deployment: Deployment { tp: 2, ..Deployment::default() },
             step: Step::uniform(Phase::Decode, 2, 7),
-            rank: RankId(rank),
+            rank: Some(RankId(rank)),
             seed: 3,
             conditions: Conditions { collective_delay_us: Some(delay_us as f64), ..Conditions::default() },
         };
@@ -206,9 +226,9 @@ mod tests {
     fn a_rank_alone_holds_its_part_and_its_collectives_take_what_was_stated() {
         let (short, long) = (sliced(1, 10, u64::MAX).unwrap(), sliced(1, 60, u64::MAX).unwrap());
         let exchanges = moetwin::runtime::session::collectives(&short.program) as f64;
-        assert!(exchanges > 0.0 && short.stand_ins_ms() >= exchanges * 0.010);
-        assert!((long.stand_ins_ms() - short.stand_ins_ms() - exchanges * 0.050).abs() < exchanges * 0.002);
-        let step = |s: &Sliced| median_ms(&s.times.captured_ps).unwrap();
+        assert!(exchanges > 0.0 && short.exchanges_ms() >= exchanges * 0.010);
+        assert!((long.exchanges_ms() - short.exchanges_ms() - exchanges * 0.050).abs() < exchanges * 0.002);
+        let step = |s: &Sliced| median_ms(&s.times[0].captured_ps).unwrap();
         assert!((step(&long) - step(&short) - exchanges * 0.050).abs() < exchanges * 0.002);
         assert_eq!((short.ledger.rank, short.conditions.only_rank), (RankId(1), Some(1)));
         assert_eq!(short.conditions.sequences, [(7, 1), (7, 1)]);
@@ -225,5 +245,31 @@ mod tests {
     fn a_rank_that_does_not_fit_is_refused_before_anything_is_loaded() {
         let Err(Failure::Input(e)) = sliced(0, 0, 1 << 20) else { panic!("a GPU of a mebibyte held it") };
         assert!(e.message().contains("needs") && e.message().contains("GiB"), "{}", e.message());
+    }
+
+    #[test]
+    fn a_step_of_all_ranks_needs_no_prompt() {
+        let (spec, host) = (builtin::spec().unwrap(), FakeHost::default());
+        let weights = SyntheticWeights::new(&spec, 3);
+        let slice = Slice {
+            spec: &spec,
+            weights: &weights,
+            deployment: Deployment { tp: 2, ..Deployment::default() },
+            step: Step::uniform(Phase::Decode, 2, 4000),
+            rank: None,
+            seed: 3,
+            conditions: Conditions::default(),
+        };
+        let open = |capacity| {
+            let options = CudaOptions::new(capacity, Duration::from_secs(10));
+            CudaExecutor::on(host.clone(), vec![RankId(0), RankId(1)], 2, None, options)
+        };
+        let found = slice.measure(u64::MAX, open).unwrap();
+        assert_eq!(host.wrong(), [""; 0]);
+        assert_eq!(found.times.iter().map(|t| t.rank).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!((found.conditions.only_rank, found.conditions.sequences.as_slice()), (None, &[(4000, 1), (4000, 1)][..]));
+        assert!(found.exchanges_ms() > 0.0 && found.times.iter().all(|t| !t.captured_ps.is_empty() && !t.one_stream_ps.is_empty()));
+        let trace = moetwin::sim::measured::read(&measurement::trace(&found.program, &found.times, &found.conditions).unwrap()).unwrap();
+        assert!(trace.captured && trace.step_ps > 0 && trace.intervals.iter().any(|i| i.rank == 1));
     }
 }

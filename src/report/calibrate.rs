@@ -4,7 +4,7 @@ use crate::commands::calibrate::Answer;
 use crate::table::{Table, count, wrap};
 use moetwin::cuda::exec::calibrate::Floors;
 use moetwin::sim::calibrate::{Residual, table_errors};
-use moetwin::sim::cost::OwnError;
+use moetwin::sim::cost::{OwnError, OwnExchange};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -205,6 +205,8 @@ pub(crate) struct Measured<'a> {
     pub(crate) floors: &'a Floors,
     /// Rows of kernels.
     pub(crate) rows: usize,
+    /// Exchanges of steps.
+    pub(crate) exchanges: &'a [OwnExchange],
     /// How well rows are predicted by others.
     pub(crate) errors: &'a [OwnError],
     /// What else is to be said.
@@ -213,7 +215,7 @@ pub(crate) struct Measured<'a> {
 
 /// What was measured, as JSON.
 pub(crate) fn measured_json(m: &Measured<'_>) -> Value {
-    json!({"schema": 1, "source": m.source, "floors": m.floors, "kernel_rows": m.rows, "left_out": m.errors, "notes": m.said})
+    json!({"schema": 1, "source": m.source, "floors": m.floors, "kernel_rows": m.rows, "exchanges": m.exchanges, "left_out": m.errors, "notes": m.said})
 }
 
 /// What was measured, for a person.
@@ -233,6 +235,22 @@ pub(crate) fn measured_text(m: &Measured<'_>) -> String {
         table.row([e.op.clone(), e.rows.to_string(), percent(e.median), percent(e.p90)]);
     }
     out.push_str(&format!("\n{} rows of kernels; what the others say of one that is left out is off by\n{}", m.rows, table.render()));
+    if !m.exchanges.is_empty() {
+        let mut table = Table::new(["exchange", "library", "ranks", "peer access", "bytes", "us"], &[1]);
+        for e in m.exchanges {
+            let access = if e.peer_access { "on" } else { "off" };
+            let us = format!("{:.2}", us(e.time_ps));
+            table.row([
+                e.op.name().to_owned(),
+                e.library.name().to_owned(),
+                e.ranks.to_string(),
+                access.to_owned(),
+                e.bytes.to_string(),
+                us,
+            ]);
+        }
+        out.push_str(&format!("\nExchanges as steps make them, once the last rank has come\n{}", table.render()));
+    }
     for line in m.said {
         out.push_str(&format!("  - {line}\n"));
     }

@@ -2,7 +2,8 @@
 
 use crate::commands::compare::{Answer, Following, SliceAnswer};
 use crate::table::{Table, wrap};
-use moetwin::sim::measured::{ClassRow, CommandRow, StepRow};
+use moetwin::models::OpClass;
+use moetwin::sim::measured::{ClassRow, CommandRow, OpRow, StepRow, is_exchange};
 use serde::Serialize;
 use std::fmt::Write as _;
 
@@ -14,6 +15,7 @@ struct CompareJson<'a> {
     distinct_experts: Option<f64>,
     step: &'a StepRow,
     classes: &'a [ClassRow],
+    ops: &'a [OpRow],
     rows: &'a [CommandRow],
     worst: &'a [String],
     findings: &'a [String],
@@ -64,6 +66,7 @@ pub(crate) fn json(answer: &Answer) -> impl Serialize + '_ {
         distinct_experts: answer.conditions.as_ref().and_then(|c| c.distinct_experts()),
         step: &c.step,
         classes: &c.classes,
+        ops: &c.ops,
         rows: &c.rows,
         worst: &c.worst,
         findings: &c.findings,
@@ -88,11 +91,15 @@ pub(crate) fn text(answer: &Answer) -> String {
     let s = &c.step;
     let _ = writeln!(
         out,
-        "Step    {:.3} ms predicted, {:.3} measured ({}); its commands by themselves {:.3}\n",
+        "Step    {:.3} ms predicted, {:.3} measured ({}); its commands add up to {:.3} and {:.3} and are {:.0} % off in the median, equal \
+         ones of all layers together {:.0} %\n",
         s.predicted_ms,
         s.measured_ms,
         error(s.predicted_ms, s.measured_ms),
-        s.commands_ms
+        s.predicted_commands_ms,
+        s.commands_ms,
+        100.0 * s.median_error,
+        100.0 * s.median_error_of_ops
     );
     let mut table =
         Table::new(["class", "calls", "predicted us", "measured us", "error", "median of commands", "share", "waiting us"], &[]);
@@ -110,6 +117,21 @@ pub(crate) fn text(answer: &Answer) -> String {
         ]);
     }
     out.push_str(&table.render());
+    out.push_str(&exchanges(&c.classes));
+    if answer.rows > 0 {
+        let mut table = Table::new(["op", "writes", "commands", "predicted us", "measured us", "error"], &[0, 1]);
+        for o in c.ops.iter().take(answer.rows) {
+            table.row([
+                o.op.clone(),
+                o.result.clone(),
+                o.commands.to_string(),
+                format!("{:.1}", o.predicted_us),
+                format!("{:.1}", o.measured_us),
+                error(o.predicted_us, o.measured_us),
+            ]);
+        }
+        let _ = write!(out, "\nEqual commands of all layers, longest first\n{}", table.render());
+    }
     if answer.rows > 0 {
         let mut table =
             Table::new(["command", "op", "writes", "predicted us", "measured us", "error", "share", "predicted from"], &[1, 2, 7]);
@@ -137,6 +159,43 @@ pub(crate) fn text(answer: &Answer) -> String {
         });
     }
     out
+}
+
+/// Of exchanges, moving data and waiting for the last rank apart.
+fn exchanges(classes: &[ClassRow]) -> String {
+    let of: Vec<&ClassRow> = classes.iter().filter(|r| OpClass::ALL.into_iter().any(|c| c.name() == r.class && is_exchange(c))).collect();
+    if of.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(
+        [
+            "exchange",
+            "calls",
+            "predicted us",
+            "transfer us",
+            "transfer us a call",
+            "error",
+            "predicted wait us",
+            "wait us",
+            "wait us a call",
+        ],
+        &[],
+    );
+    for r in of {
+        let a_call = |us: f64| format!("{:.2}", us / r.calls.max(f64::MIN_POSITIVE));
+        table.row([
+            r.class.to_owned(),
+            format!("{:.0}", r.calls),
+            format!("{:.1}", r.predicted_us),
+            format!("{:.1}", r.measured_us),
+            a_call(r.measured_us),
+            error(r.predicted_us, r.measured_us),
+            format!("{:.1}", r.waiting_us.0),
+            format!("{:.1}", r.waiting_us.1),
+            a_call(r.waiting_us.1),
+        ]);
+    }
+    format!("\nExchanges, of a rank: moving data, and waiting for the last rank to come\n{}", table.render())
 }
 
 fn heading(answer: &Answer) -> String {

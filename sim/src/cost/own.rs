@@ -6,7 +6,7 @@
 
 use super::query::weight_format;
 use super::rates::{Element, GpuRates};
-use super::{OpCost, Provenance, op_cost};
+use super::{OpCost, OwnExchange, Provenance, op_cost};
 use moetwin_kernels::cost::{CostFacts, CostShape};
 use moetwin_kernels::launch::{Choice, Launch, launches};
 use moetwin_models::{Graph, NodeId, RankId, TensorKind};
@@ -24,6 +24,30 @@ pub struct OwnKernels {
     /// Choices of launches that were measured to be faster than the constants', and with which the rows were measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub choices: Vec<Choice>,
+    /// What a command that waits for another stream costs, where that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joins: Option<OwnJoins>,
+    /// Exchanges that were measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exchanges: Vec<OwnExchange>,
+}
+
+/// What a command of a captured step that waits for another stream adds to it, beyond what it and the other stream's take side by side,
+/// picoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnJoins {
+    /// In a graph of kernels of ours.
+    pub kernels_ps: u64,
+    /// In a graph with NCCL's collectives, which chains them beside the streams.
+    pub nccl_ps: Option<u64>,
+}
+
+impl OwnJoins {
+    /// In a graph with NCCL's collectives or without.
+    pub fn of(&self, nccl: bool) -> u64 {
+        self.nccl_ps.filter(|_| nccl).unwrap_or(self.kernels_ps)
+    }
 }
 
 /// One measured time.
@@ -60,6 +84,9 @@ pub struct OwnWork {
 const FLOOR_US: f64 = 2.0;
 /// Standard error of a time between rows where nothing was left out to tell.
 const ERROR: f64 = 0.08;
+/// What a measured time is uncertain by, microseconds: a row that takes no more than that says little by itself, and the rows around it are heard
+/// as well.
+const NOISE_US: f64 = 0.3;
 /// How much a doubling of blocks weighs against one of tokens or bytes.
 const BLOCKS_WEIGH: f64 = 2.0;
 /// How far the nearest row may be, in doublings of tokens and bytes together, for a time to count as interpolated.
@@ -135,7 +162,8 @@ impl OwnKernels {
             times.sort_unstable();
             times[times.len() / 2]
         };
-        Self { source, rows: all.into_iter().map(|(work, times)| OwnRow { work, time_ps: median(times) }).collect(), choices: Vec::new() }
+        let rows = all.into_iter().map(|(work, times)| OwnRow { work, time_ps: median(times) }).collect();
+        Self { source, rows, ..Self::default() }
     }
     /// The time of some work, microseconds, and how it is known; nothing where no such op was measured.
     fn estimate(&self, work: &OwnWork, rates: &GpuRates, skip: Option<usize>) -> Option<(f64, Provenance)> {
@@ -157,7 +185,8 @@ impl OwnKernels {
         let (mut weights, mut sum) = (0.0, 0.0);
         for row in rows {
             let distance = work.distance(&row.work).max(1e-3);
-            let weight = 1.0 / (distance * distance * distance);
+            let unsure = NOISE_US * 1e6 / (row.time_ps.max(1)) as f64;
+            let weight = 1.0 / (distance * distance * distance + unsure * unsure);
             weights += weight;
             sum += weight * libm::log(row.time_ps as f64 / 1e6 / row.work.model_us(rates));
         }
@@ -189,33 +218,10 @@ impl OwnKernels {
     }
 }
 
-/// Takes off commands what their stamps added: their sum becomes `whole`, none becomes shorter than `least`.
-///
-/// Each command is measured by itself, and in a captured graph a kernel begins while the one before it ends. What that saves is spread evenly, as
-/// far as commands are long enough.
-pub fn without_gaps(times_ps: &[u64], whole_ps: u64, least_ps: u64) -> Vec<u64> {
-    let mut out = times_ps.to_vec();
-    let mut excess = times_ps.iter().sum::<u64>().saturating_sub(whole_ps);
-    while excess > 0 {
-        let open = out.iter().filter(|t| **t > least_ps).count() as u64;
-        if open == 0 {
-            break;
-        }
-        let each = (excess / open).max(1);
-        for time in out.iter_mut().filter(|t| **t > least_ps) {
-            let taken = each.min(*time - least_ps).min(excess);
-            *time -= taken;
-            excess -= taken;
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cost::rates::tests::rtx;
-    use proptest::prelude::*;
 
     fn work(tokens: u64, bytes: u64) -> OwnWork {
         OwnWork { op: "linear".into(), shape: "7168 x 2048 bf16".into(), kernels: vec!["a".into()], blocks: 100, tokens, bytes, flops: 0 }
@@ -270,17 +276,5 @@ mod tests {
         let errors = table(&points).left_out(&rates);
         assert_eq!((errors.len(), errors[0].rows), (1, 8));
         assert!(errors[0].median < 0.05, "{errors:?}");
-    }
-
-    proptest! {
-        #[test]
-        fn gaps_are_taken_off_as_far_as_commands_allow(times in prop::collection::vec(0u64..50_000, 0..40), share in 0u64..120, least in 0u64..3_000) {
-            let sum: u64 = times.iter().sum();
-            let whole = sum * share / 100;
-            let out = without_gaps(&times, whole, least);
-            let floor: u64 = times.iter().map(|t| (*t).min(least)).sum();
-            prop_assert_eq!(out.iter().sum::<u64>(), whole.max(floor).min(sum));
-            prop_assert!(out.iter().zip(&times).all(|(o, t)| *o <= *t && *o >= (*t).min(least)));
-        }
     }
 }

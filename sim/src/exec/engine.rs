@@ -266,7 +266,10 @@ impl<'a> Engine<'a> {
     fn compute(&mut self, rank: RankId, slot: usize, index: usize, now: Time) {
         let cost = self.priced[rank][index].cost;
         // No node of a stream takes less than getting its kernels started.
-        let duration = Duration::from_ps(cost.duration_ps).max(self.host.graph_node * u64::from(cost.kernels));
+        let mut duration = Duration::from_ps(cost.duration_ps).max(self.host.graph_node * u64::from(cost.kernels));
+        if self.host.graphs && !self.commands(rank)[index].waits.is_empty() {
+            duration += self.host.join;
+        }
         let completions = self.rank(rank).gpu.start(slot, &cost, duration, now);
         self.schedule(rank, completions);
     }

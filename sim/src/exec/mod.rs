@@ -16,7 +16,7 @@ mod span;
 mod traffic;
 mod transport;
 
-pub use network::{Backends, SimMemory};
+pub use network::{Backends, SimMemory, collective_of};
 pub use price::gpu_rates;
 pub use span::{Cause, ExchangeId, ExchangeRecord, SimTrace, Span, SpanId, SpanKind, Track};
 pub use traffic::LinkShares;
@@ -28,7 +28,7 @@ use crate::machine::Machine;
 use crate::time::{Duration, Time};
 use moetwin_kernels::routing::RoutingLoad;
 use moetwin_models::{AllToAll, IdVec, RankId};
-use moetwin_runtime::{CommandId, EventId, Program, StreamId};
+use moetwin_runtime::{Action, CommandId, EventId, Program, RankProgram, StreamId};
 use network::{MachineTransport, faster_links};
 use std::sync::Arc;
 
@@ -50,6 +50,8 @@ pub struct HostCosts {
     pub graph_launch: Duration,
     /// Device time that getting one kernel started takes: no command takes less than this for each of its kernels.
     pub graph_node: Duration,
+    /// Device time that a command of a captured graph takes longer because it waits for another stream.
+    pub join: Duration,
 }
 
 /// What a stuck command waits for.
@@ -210,6 +212,7 @@ pub fn simulate_with(
         price::scale_latency(&mut priced, options.kernel_latency_permille);
     }
     let launch = &machine.launch;
+    let joins = machine.kernels.as_ref().filter(|_| options.kernels == Kernels::Any).and_then(|own| own.joins);
     let host = HostCosts {
         graphs: options.graphs,
         eager_kernel: launch.eager_kernel.value,
@@ -220,10 +223,17 @@ pub fn simulate_with(
         eager_collective: launch.eager_collective.value,
         graph_launch: launch.graph_launch.value,
         graph_node: launch.graph_node.value,
+        join: joins.map_or(Duration::ZERO, |joins| Duration::from_ps(joins.of(chained(program, options)))),
     };
     let faster = faster_links(&machine);
     let mut transport = MachineTransport::new(&machine, &faster, options.backends, memory);
     execute(program, &priced, &gpus, host, options.steps, &mut transport)
+}
+
+/// Whether NCCL's collectives are in the graph of a pass.
+fn chained(program: &Program, options: &SimOptions) -> bool {
+    let collective = |rp: &RankProgram| rp.commands.iter().any(|c| c.action != Action::Compute);
+    options.backends.all_reduce == Library::Nccl && program.ranks.iter().any(|(_, rp)| collective(rp))
 }
 
 /// The GPU of every rank.

@@ -3,7 +3,7 @@
 use super::price::gpu_rates;
 use super::transport::{Exchange, Outcome, Transport};
 use crate::collective::{Algorithm, CollectiveOp, CollectiveRequest, Collectives, GraphMode, Launch, Library, Prediction, Protocol};
-use crate::cost::{CostModel, ImportedTables, KernelTables, Kernels, Provenance};
+use crate::cost::{CostModel, ImportedTables, KernelTables, Kernels, OwnExchange, Provenance, quotient_at};
 use crate::machine::{GpuModel, Machine, Origin};
 use crate::time::Duration;
 use moetwin_models::{AllToAll, Op};
@@ -87,7 +87,23 @@ pub(super) struct MachineTransport<'m> {
     /// The same machine with faster links.
     faster: Collectives<'m>,
     links: BTreeMap<CollectiveRequest, Duration>,
+    /// Exchanges that were measured on the machine as it is.
+    measured: Vec<&'m OwnExchange>,
+    /// Of what was measured, by what the model says of it.
+    quotients: BTreeMap<(CollectiveOp, Library, usize), Vec<(u64, f64)>>,
     memory: &'m mut SimMemory,
+}
+
+/// The collective that an op is; none of what ranks do by themselves.
+pub fn collective_of(op: &Op) -> Option<CollectiveOp> {
+    match op {
+        Op::AllReduce { .. } => Some(CollectiveOp::AllReduce),
+        Op::AllGather { .. } => Some(CollectiveOp::AllGather),
+        Op::ReduceScatter { .. } => Some(CollectiveOp::ReduceScatter),
+        Op::Dispatch | Op::Combine => Some(CollectiveOp::AllToAll),
+        Op::SendRecv { .. } => Some(CollectiveOp::SendRecv),
+        _ => None,
+    }
 }
 
 /// The twin machine that [`MachineTransport::new`] needs.
@@ -99,7 +115,9 @@ impl<'m> MachineTransport<'m> {
     /// On the machine that `memory` was turned to.
     pub(super) fn new(machine: &'m Machine, faster: &'m Machine, backends: Backends, memory: &'m mut SimMemory) -> Self {
         let (collectives, faster) = (Collectives::without_explanations(machine), Collectives::without_explanations(faster));
-        Self { backends, collectives, faster, links: BTreeMap::new(), memory }
+        let on = machine.peer_access.value;
+        let measured = machine.kernels.iter().flat_map(|own| &own.exchanges).filter(|row| row.peer_access == on).collect();
+        Self { backends, collectives, faster, links: BTreeMap::new(), measured, quotients: BTreeMap::new(), memory }
     }
     /// The part of an exchange that is bytes over link rates: a time `a + b / rate` loses half of `b` at twice the rate.
     fn link(&mut self, request: &CollectiveRequest, prediction: &Prediction) -> Result<Duration, String> {
@@ -119,14 +137,8 @@ impl<'m> MachineTransport<'m> {
 impl Transport for MachineTransport<'_> {
     fn carry(&mut self, exchange: &Exchange<'_>) -> Result<Outcome, String> {
         let first = exchange.arrivals.iter().copied().min().unwrap_or_default();
-        let (op, library) = match exchange.op {
-            Op::AllReduce { .. } => (CollectiveOp::AllReduce, self.backends.all_reduce),
-            Op::AllGather { .. } => (CollectiveOp::AllGather, Library::Nccl),
-            Op::ReduceScatter { .. } => (CollectiveOp::ReduceScatter, Library::Nccl),
-            Op::Dispatch | Op::Combine => (CollectiveOp::AllToAll, Library::Nccl),
-            Op::SendRecv { .. } => (CollectiveOp::SendRecv, Library::Nccl),
-            other => return Err(format!("{} is no exchange", other.name())),
-        };
+        let op = collective_of(exchange.op).ok_or_else(|| format!("{} is no exchange", exchange.op.name()))?;
+        let library = if op == CollectiveOp::AllReduce { self.backends.all_reduce } else { Library::Nccl };
         let mut arrivals: Vec<Duration> = exchange.arrivals.iter().map(|a| a.since(first)).collect();
         let together = arrivals.iter().all(|a| *a == Duration::ZERO);
         if together {
@@ -164,8 +176,46 @@ impl Transport for MachineTransport<'_> {
 }
 
 impl MachineTransport<'_> {
+    /// What is known of an exchange: what the machine's collectives say, as far off as they are where it was measured.
+    fn predict(&mut self, request: CollectiveRequest) -> Result<Known, String> {
+        let known = self.modelled(request.clone())?;
+        let Some((quotient, exact)) = self.quotient(&request)? else { return Ok(known) };
+        let scaled = |time: Duration| Duration::from_ps(libm::rint(time.as_ps() as f64 * quotient) as u64);
+        // Nobody's wait for the last to come gets longer or shorter.
+        let last = request.arrivals.iter().copied().max().unwrap_or(Duration::ZERO);
+        Ok(Known {
+            finish: known.finish.iter().map(|f| (*f).min(last) + scaled(f.saturating_sub(last))).collect(),
+            link: scaled(known.link),
+            provenance: if exact { Provenance::Measured } else { Provenance::Interpolated },
+            ..known
+        })
+    }
+    /// By how much the model is off at an exchange's size, and whether that very size was measured; nothing where no such exchange was.
+    fn quotient(&mut self, request: &CollectiveRequest) -> Result<Option<(f64, bool)>, String> {
+        let kind = (request.op, request.library, request.ranks.len());
+        // Links of other GPUs may be others.
+        if request.ranks.iter().enumerate().any(|(i, gpu)| i != *gpu) {
+            return Ok(None);
+        }
+        let rows: Vec<&OwnExchange> = self.measured.iter().copied().filter(|r| (r.op, r.library, r.ranks) == kind).collect();
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        if !self.quotients.contains_key(&kind) {
+            let mut points = Vec::new();
+            for row in &rows {
+                let same = CollectiveRequest { bytes: row.bytes, arrivals: Vec::new(), ..request.clone() };
+                let modelled = self.modelled(same)?.finish.iter().copied().max().unwrap_or(Duration::ZERO);
+                points.push((row.bytes, row.time_ps as f64 / modelled.as_ps().max(1) as f64));
+            }
+            points.sort_by_key(|p| p.0);
+            self.quotients.insert(kind, points);
+        }
+        let exact = rows.iter().any(|r| r.bytes == request.bytes);
+        Ok(self.quotients.get(&kind).map(|points| (quotient_at(points, request.bytes), exact)))
+    }
     /// What the machine's collectives say of an exchange.
-    fn predict(&mut self, mut request: CollectiveRequest) -> Result<Known, String> {
+    fn modelled(&mut self, mut request: CollectiveRequest) -> Result<Known, String> {
         let mut prediction: Arc<Prediction> = self.collectives.predict(&request).map_err(|e| e.to_string())?;
         // The peer kernels are used up to the machine's cut-off: the size from which NCCL is faster.
         let kernels = (request.library, prediction.algorithm);
@@ -193,4 +243,52 @@ impl MachineTransport<'_> {
 fn provenance(prediction: &Prediction) -> Provenance {
     let measured = prediction.provenance.iter().all(|(_, origin, _)| matches!(origin, Origin::Measured | Origin::Spec));
     if measured { Provenance::Interpolated } else { Provenance::Modelled }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::OwnKernels;
+    use crate::time::Time;
+
+    fn all_reduce(machine: &Machine, arrivals_us: &[u64], bytes: u64) -> (Vec<u64>, Provenance) {
+        let backends = Backends { all_reduce: Library::Nccl, all_to_all: AllToAll::None, nccl_graph: GraphMode::Detected };
+        let (faster, mut memory) = (faster_links(machine), SimMemory::default());
+        memory.turn_to(machine);
+        let mut transport = MachineTransport::new(machine, &faster, backends, &mut memory);
+        let gpus: Vec<usize> = (0..arrivals_us.len()).collect();
+        let arrivals: Vec<Time> = arrivals_us.iter().map(|us| Time::ZERO + Duration::from_us(*us)).collect();
+        let op = Op::AllReduce { axis: moetwin_models::Axis::Tp };
+        let found = transport.carry(&Exchange { op: &op, gpus: &gpus, arrivals: &arrivals, message_bytes: bytes }).unwrap();
+        (found.ends.iter().map(|e| e.since(Time::ZERO).as_ps()).collect(), found.provenance)
+    }
+
+    #[test]
+    fn what_was_measured_of_an_exchange_is_what_it_takes() {
+        let plain = crate::machine::find("8x-h200-sxm").unwrap();
+        let row = |bytes, time_us: u64, peer_access| OwnExchange {
+            op: CollectiveOp::AllReduce,
+            library: Library::Nccl,
+            ranks: 2,
+            peer_access,
+            bytes,
+            time_ps: Duration::from_us(time_us).as_ps(),
+        };
+        let exchanges = vec![row(1 << 14, 9, true), row(1 << 18, 30, true), row(1 << 14, 70, false)];
+        let machine = Machine { kernels: Some(OwnKernels { exchanges, ..OwnKernels::default() }), ..plain.clone() };
+        let close = |ps: u64, us: f64| (ps as f64 / 1e6 - us).abs() < 0.01;
+        let (ends, known) = all_reduce(&machine, &[0, 0], 1 << 14);
+        assert!(ends.iter().all(|e| *e <= 9_010_000) && ends.iter().any(|e| close(*e, 9.0)) && known == Provenance::Measured, "{ends:?}");
+        // The last to come transfers as long; how long the first waits is not stretched.
+        let (late, _) = all_reduce(&machine, &[0, 50], 1 << 14);
+        assert!(late.iter().any(|e| close(*e, 59.0)) && late.iter().all(|e| *e <= 59_010_000), "{late:?}");
+        // Between sizes the quotient lies between, beyond them it is the nearest; without peer access other rows hold.
+        let quotient = |bytes| all_reduce(&machine, &[0, 0], bytes).0[0] as f64 / all_reduce(&plain, &[0, 0], bytes).0[0] as f64;
+        let (low, between, high) = (quotient(1 << 14), quotient(1 << 16), quotient(1 << 18));
+        assert!((between - (low + high) / 2.0).abs() < 0.01 && (quotient(1 << 20) - high).abs() < 0.01, "{low} {between} {high}");
+        let through_host = machine.clone().with_peer_access(false);
+        assert!(all_reduce(&through_host, &[0, 0], 1 << 14).0.iter().any(|e| close(*e, 70.0)));
+        // Of three ranks nothing was measured.
+        assert_eq!(all_reduce(&machine, &[0, 0, 0], 1 << 14), all_reduce(&plain, &[0, 0, 0], 1 << 14));
+    }
 }

@@ -87,6 +87,7 @@ pub(crate) const CAPTURED: HostCosts = HostCosts {
     eager_collective: Duration::from_ps(11),
     graph_launch: Duration::from_ps(100),
     graph_node: Duration::from_ps(3),
+    join: Duration::ZERO,
 };
 pub(crate) const EAGER: HostCosts = HostCosts { graphs: false, ..CAPTURED };
 

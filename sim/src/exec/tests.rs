@@ -51,9 +51,15 @@ fn events_order_streams_and_streams_overlap() {
         compute(0, 20),
         Line { waits: vec![1], ..compute(0, 5) },
     ];
-    let trace = run(&[lines], &[], CAPTURED, 1).unwrap();
+    let trace = run(std::slice::from_ref(&lines), &[], CAPTURED, 1).unwrap();
     let expected = [((0, 0), (100, 110)), ((0, 1), (110, 140)), ((0, 2), (110, 130)), ((0, 3), (140, 145))];
     assert_eq!(times(&trace), BTreeMap::from(expected));
+    // Where waiting for another stream costs something, both who waits take longer; without a graph there is nothing that it costs.
+    let host = HostCosts { join: Duration::from_ps(6), ..CAPTURED };
+    let joined = times(&run(std::slice::from_ref(&lines), &[], host, 1).unwrap());
+    assert_eq!((joined[&(0, 1)], joined[&(0, 3)]), ((110, 146), (146, 157)));
+    let eager = |join| times(&run(std::slice::from_ref(&lines), &[], HostCosts { join, ..EAGER }, 1).unwrap());
+    assert_eq!(eager(Duration::from_ps(6)), eager(Duration::ZERO));
     let last = trace.spans.as_slice().iter().rfind(|s| s.track != Track::Host).unwrap();
     assert!(matches!(last.cause, Cause::Span(cause) if trace.spans[cause].index == Some(1)));
 }

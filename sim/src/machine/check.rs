@@ -179,6 +179,16 @@ fn check_kernels(machine: &Machine) -> Result<(), FileError> {
         return Err(FileError::value("kernels.rows", format!("{} entries; at most {MOST_ROWS} are read", own.rows.len())));
     }
     let longest = MOST_LATENCY.as_ps();
+    if own.exchanges.len() > MOST_ROWS {
+        return Err(FileError::value("kernels.exchanges", format!("{} entries; at most {MOST_ROWS} are read", own.exchanges.len())));
+    }
+    if let Some(i) = own.exchanges.iter().position(|r| r.time_ps == 0 || r.time_ps > longest || r.bytes == 0 || r.ranks < 2) {
+        let what = format!("an exchange has two ranks or more, bytes, and a time of 1 to {longest} ps");
+        return Err(FileError::value(format!("kernels.exchanges[{i}]"), what));
+    }
+    if own.joins.is_some_and(|joins| joins.kernels_ps.max(joins.of(true)) > longest) {
+        return Err(FileError::value("kernels.joins", format!("at most {longest} ps")));
+    }
     match own.rows.iter().position(|r| r.time_ps == 0 || r.time_ps > longest || r.work.kernels.is_empty()) {
         Some(i) => Err(FileError::value(format!("kernels.rows[{i}]"), format!("a row has kernels, and a time of 1 to {longest} ps"))),
         None => Ok(()),

@@ -1,6 +1,6 @@
 //! Predicted beside measured, command by command, and what the difference says.
 
-use super::{Interval, Trace};
+use super::{Interval, Origin, Trace};
 use moetwin_models::OpClass;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -31,6 +31,21 @@ pub struct CommandRow {
     pub share: f64,
     /// Where the prediction comes from.
     pub from: String,
+}
+
+/// The same command of every layer and rank.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OpRow {
+    /// Its op.
+    pub op: String,
+    /// The tensor that it writes, without its layer.
+    pub result: String,
+    /// Commands.
+    pub commands: u64,
+    /// Microseconds predicted, the mean.
+    pub predicted_us: f64,
+    /// Microseconds measured, the mean.
+    pub measured_us: f64,
 }
 
 /// A class of commands, mean over ranks.
@@ -65,8 +80,16 @@ pub struct StepRow {
     pub error: f64,
     /// Milliseconds of the same step launched command by command, where that was measured.
     pub eager_ms: Option<f64>,
-    /// Milliseconds of the commands of one stream one after the other, on the rank where they take longest.
+    /// Milliseconds of the same step captured on one stream, where that was measured.
+    pub one_stream_ms: Option<f64>,
+    /// Milliseconds of all commands one after the other, on the rank where they take longest.
     pub commands_ms: f64,
+    /// The same, predicted.
+    pub predicted_commands_ms: f64,
+    /// Median over the commands of the distance from predicted to measured, as a share of the measured time.
+    pub median_error: f64,
+    /// The same with equal commands of all layers taken together: what differs between them is what measuring them differs by.
+    pub median_error_of_ops: f64,
 }
 
 /// Predicted beside measured.
@@ -74,6 +97,8 @@ pub struct StepRow {
 pub struct Comparison {
     /// Commands in both, worst first: by how much time they are off.
     pub rows: Vec<CommandRow>,
+    /// By what they do in a layer, longest first.
+    pub ops: Vec<OpRow>,
     /// By class, longest first.
     pub classes: Vec<ClassRow>,
     /// The step.
@@ -93,17 +118,17 @@ struct Side {
     own_ps: u64,
     waiting_ps: u64,
     memory_ps: u64,
-    late: bool,
 }
 
 impl Side {
-    fn add(&mut self, i: &Interval) {
-        let waiting = i.arrival_ps.unwrap_or(0).min(i.duration_ps);
+    fn add(&mut self, i: &Interval, origin: Origin) {
+        // What a measured command takes is by itself, so a predicted one is taken without what ran beside it.
+        let duration = i.alone_ps.filter(|_| origin == Origin::Simulated).unwrap_or(i.duration_ps);
+        let waiting = i.arrival_ps.unwrap_or(0).min(duration);
         self.steps += 1;
-        self.own_ps += i.duration_ps - waiting;
+        self.own_ps += duration - waiting;
         self.waiting_ps += waiting;
         self.memory_ps += i.memory_ps.unwrap_or(0);
-        self.late |= i.late;
     }
     fn us(&self, ps: u64) -> f64 {
         ps as f64 / 1e6 / f64::from(self.steps.max(1))
@@ -114,7 +139,7 @@ fn by_command(trace: &Trace) -> BTreeMap<(u32, &str), (Side, &Interval)> {
     let mut sides = BTreeMap::new();
     for i in &trace.intervals {
         let Some(command) = &i.command else { continue };
-        sides.entry((i.rank, command.as_str())).or_insert_with(|| (Side::default(), i)).0.add(i);
+        sides.entry((i.rank, command.as_str())).or_insert_with(|| (Side::default(), i)).0.add(i, trace.origin);
     }
     sides
 }
@@ -139,7 +164,6 @@ pub fn compare(predicted: &Trace, measured: &Trace) -> Comparison {
         into.memory_us += expected.us(expected.memory_ps) / ranks;
         into.waiting.0 += expected.us(expected.waiting_ps) / ranks;
         into.waiting.1 += found.us(found.waiting_ps) / ranks;
-        into.late += u32::from(found.late);
         if measured_us > 0.0 {
             into.errors.push((predicted_us / measured_us - 1.0).abs());
         }
@@ -156,12 +180,19 @@ pub fn compare(predicted: &Trace, measured: &Trace) -> Comparison {
     }
     let off = |r: &CommandRow| (r.predicted_us - r.measured_us).abs();
     rows.sort_by(|a, b| off(b).total_cmp(&off(a)).then_with(|| a.command.cmp(&b.command)));
+    let ops = by_op(&rows);
     let step = StepRow {
+        median_error_of_ops: median(
+            ops.iter().filter(|o| o.measured_us > 0.0).map(|o| (o.predicted_us / o.measured_us - 1.0).abs()).collect(),
+        ),
+        one_stream_ms: measured.one_stream_ps.map(|ps| ps as f64 / 1e9),
+        predicted_commands_ms: added_up_ms(&ours),
+        median_error: median(rows.iter().filter(|r| r.measured_us > 0.0).map(|r| (r.predicted_us / r.measured_us - 1.0).abs()).collect()),
         predicted_ms: predicted.step_ps as f64 / 1e9,
         measured_ms: measured.step_ps as f64 / 1e9,
         error: predicted.step_ps as f64 / (measured.step_ps as f64).max(1.0) - 1.0,
         eager_ms: measured.eager_ps.map(|ps| ps as f64 / 1e9),
-        commands_ms: measured.alone_ps.map_or_else(|| laid_out_ms(measured), |ps| ps as f64 / 1e9),
+        commands_ms: measured.commands_ps.map_or_else(|| added_up_ms(&theirs), |ps| ps as f64 / 1e9),
     };
     let count = |a: &BTreeMap<_, _>, b: &BTreeMap<_, _>| a.keys().filter(|k| !b.contains_key(*k)).count() as u64;
     let unmatched = (count(&ours, &theirs), count(&theirs, &ours));
@@ -171,12 +202,39 @@ pub fn compare(predicted: &Trace, measured: &Trace) -> Comparison {
     let mut classes: Vec<ClassRow> = classes.into_iter().map(|(class, c)| c.row(class, total)).collect();
     classes.sort_by(|a, b| b.measured_us.total_cmp(&a.measured_us));
     let worst = rows.iter().take(WORST).map(|r| r.command.clone()).collect();
-    Comparison { rows, classes, step, worst, findings, unmatched }
+    Comparison { rows, ops, classes, step, worst, findings, unmatched }
 }
 
-/// When the last command of any rank ends, as the trace lays them out.
-fn laid_out_ms(trace: &Trace) -> f64 {
-    trace.intervals.iter().map(|i| i.start_ps.saturating_add(i.duration_ps)).max().unwrap_or(0) as f64 / 1e9
+/// Commands by what they do in a layer, longest first.
+fn by_op(rows: &[CommandRow]) -> Vec<OpRow> {
+    let mut all: BTreeMap<(&str, String), Vec<&CommandRow>> = BTreeMap::new();
+    for row in rows {
+        let numbered = |part: &&str| !part.bytes().all(|b| b.is_ascii_digit());
+        let result: Vec<&str> = row.result.split('.').filter(numbered).collect();
+        all.entry((row.op.as_str(), result.join("."))).or_default().push(row);
+    }
+    let one = |((op, result), of): ((&str, String), Vec<&CommandRow>)| {
+        let mean = |us: fn(&CommandRow) -> f64| of.iter().map(|r| us(r)).sum::<f64>() / of.len() as f64;
+        let (predicted_us, measured_us) = (mean(|r| r.predicted_us), mean(|r| r.measured_us));
+        OpRow { op: op.to_owned(), result, commands: of.len() as u64, predicted_us, measured_us }
+    };
+    let mut ops: Vec<OpRow> = all.into_iter().map(one).collect();
+    let whole = |o: &OpRow| o.measured_us * o.commands as f64;
+    ops.sort_by(|a, b| whole(b).total_cmp(&whole(a)).then_with(|| a.result.cmp(&b.result)));
+    ops
+}
+
+/// All commands one after the other, waits for other ranks included, on the rank where they take longest.
+fn added_up_ms(sides: &BTreeMap<(u32, &str), (Side, &Interval)>) -> f64 {
+    let mut of_rank: BTreeMap<u32, f64> = BTreeMap::new();
+    sides.iter().for_each(|((rank, _), (side, _))| *of_rank.entry(*rank).or_default() += side.us(side.own_ps + side.waiting_ps));
+    of_rank.into_values().fold(0.0, f64::max) / 1e3
+}
+
+/// The median; of nothing, nothing.
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or(0.0)
 }
 
 /// Sums of a class.
@@ -187,13 +245,11 @@ struct Class {
     measured_us: f64,
     memory_us: f64,
     waiting: (f64, f64),
-    late: u32,
     errors: Vec<f64>,
 }
 
 impl Class {
-    fn row(mut self, class: OpClass, total: f64) -> ClassRow {
-        self.errors.sort_by(f64::total_cmp);
+    fn row(self, class: OpClass, total: f64) -> ClassRow {
         ClassRow {
             class: class.name(),
             calls: self.calls,
@@ -201,7 +257,7 @@ impl Class {
             measured_us: self.measured_us,
             share: if total > 0.0 { self.measured_us / total } else { 0.0 },
             memory_us: self.memory_us,
-            median_error: self.errors.get(self.errors.len() / 2).copied().unwrap_or(0.0),
+            median_error: median(self.errors),
             waiting_us: self.waiting,
         }
     }
@@ -230,19 +286,26 @@ fn step_findings(step: &StepRow, measured: &Trace) -> Vec<String> {
             format!("capture gains little: {eager:.3} ms launched command by command, {whole:.3} captured; kernels are long enough to hide launches")
         });
     }
-    if whole > 0.0 && alone > 0.0 {
-        if alone > whole * (1.0 + MET) {
-            out.push(format!(
-                "overlap: one after the other its commands take {alone:.3} ms, the step {whole:.3}: {:.3} ms go by while a kernel begins before the \
-                 one ahead of it has ended",
-                alone - whole
-            ));
-        } else if alone < whole * (1.0 - MET) {
-            out.push(format!(
-                "gaps: its commands take {alone:.3} ms, the step {whole:.3}: {:.3} ms are between kernels, in launches or in waits for other ranks",
-                whole - alone
-            ));
-        }
+    if let Some(row) = step.one_stream_ms
+        && measured.captured
+        && (row - whole).abs() > WORTH_A_SENTENCE * whole
+    {
+        out.push(format!(
+            "side by side: captured on one stream the step takes {row:.3} ms, on its streams {whole:.3}; predicted {:.3} and {:.3}",
+            step.predicted_commands_ms, step.predicted_ms
+        ));
+    }
+    let row = step.one_stream_ms.filter(|_| measured.captured).unwrap_or(whole);
+    if row > 0.0 && alone > row * (1.0 + MET) {
+        out.push(format!(
+            "its commands add up to {alone:.3} ms, the step on one stream takes {row:.3}: in it they are shorter than by themselves"
+        ));
+    } else if row > 0.0 && alone > 0.0 && alone < row * (1.0 - MET) {
+        out.push(format!(
+            "gaps: its commands add up to {alone:.3} ms, the step on one stream takes {row:.3}: {:.3} ms are between kernels, in launches or in \
+             waits for other ranks",
+            row - alone
+        ));
     }
     out
 }
@@ -256,12 +319,6 @@ fn class_findings(classes: &BTreeMap<OpClass, Class>) -> Vec<String> {
     let mut out = Vec::new();
     for (class, c) in ordered {
         let name = class.name().replace('_', " ");
-        if c.late > 0 {
-            out.push(format!(
-                "{name}: {} commands may hold time of the host, which was not ahead of the GPU while they were timed",
-                c.late
-            ));
-        }
         if c.waiting.1 > WORTH_A_SENTENCE * total {
             out.push(format!(
                 "collective skew, {name}: {:.1} us a rank are waiting for the last rank, {:.1} moving data (predicted {:.1} and {:.1})",

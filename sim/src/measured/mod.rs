@@ -10,8 +10,8 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use compare::{ClassRow, CommandRow, Comparison, StepRow, compare, is_exchange};
-pub use write::{MeasuredRank, measured_trace};
+pub use compare::{ClassRow, CommandRow, Comparison, OpRow, StepRow, compare, is_exchange};
+pub use write::{MeasuredCommand, MeasuredRank, measured_trace};
 
 use moetwin_models::OpClass;
 use serde_json::Value;
@@ -51,12 +51,12 @@ pub struct Interval {
     pub duration_ps: u64,
     /// The part of it that was waiting for other ranks, picoseconds, where that is known.
     pub arrival_ps: Option<u64>,
+    /// Of a prediction: what it takes with nothing beside it, picoseconds.
+    pub alone_ps: Option<u64>,
     /// Of a prediction: the part that is bytes over the memory rate, picoseconds.
     pub memory_ps: Option<u64>,
     /// Of a prediction: where it comes from.
     pub from: Option<String>,
-    /// Of a measurement: whether it may hold time of the host.
-    pub late: bool,
 }
 
 /// A trace as read.
@@ -70,8 +70,10 @@ pub struct Trace {
     pub captured: bool,
     /// The same step launched command by command, picoseconds, where that was measured.
     pub eager_ps: Option<u64>,
-    /// Its commands of one stream, one by one, picoseconds, where that was measured.
-    pub alone_ps: Option<u64>,
+    /// What its commands add up to, picoseconds, where that was measured.
+    pub commands_ps: Option<u64>,
+    /// The same step captured on one stream, picoseconds, where that was measured.
+    pub one_stream_ps: Option<u64>,
     /// Forward passes in it.
     pub steps: u32,
     /// What it is of, as whoever wrote it said; null where nobody did.

@@ -34,7 +34,8 @@ pub(super) fn read(json: &Value) -> Result<Trace, TraceError> {
         step_ps: total / u64::from(steps),
         captured: head["captured"].as_bool().unwrap_or(true),
         eager_ps: picoseconds(&head["eager_us"]),
-        alone_ps: picoseconds(&head["commands_us"]),
+        commands_ps: picoseconds(&head["commands_us"]),
+        one_stream_ps: picoseconds(&head["one_stream_us"]),
         steps,
         conditions: head["conditions"].clone(),
         intervals,
@@ -56,9 +57,9 @@ fn interval(event: &Value) -> Option<Interval> {
         start_ps: picoseconds(&event["ts"])?,
         duration_ps: picoseconds(&event["dur"])?,
         arrival_ps: picoseconds(&args["arrival_us"]),
+        alone_ps: picoseconds(&args["alone_us"]),
         memory_ps: picoseconds(&args["memory_us"]),
         from: word(&args["from"]),
-        late: args["late"].as_bool().unwrap_or(false),
     })
 }
 

@@ -17,10 +17,16 @@ fn predicted() -> Trace {
 
 /// Commands that take so many microseconds on each rank, twice.
 fn measured_text(us: [[u64; 2]; 2], captured_us: u64) -> String {
-    let times = |us: u64| (vec![Duration::from_us(us); 2], false);
+    let times = |us: u64| MeasuredCommand {
+        time: Duration::from_us(us),
+        spread: (Duration::from_us(us - 1), Duration::from_us(us + 1)),
+        samples: 2,
+    };
     let rank = |rank: u32| MeasuredRank {
         rank,
         captured: vec![Duration::from_us(captured_us); 3],
+        one_stream: vec![Duration::from_us(captured_us + 1); 3],
+        scale: 1.0,
         eager: vec![Duration::from_us(4 * captured_us)],
         commands: us[rank as usize].map(times).to_vec(),
     };
@@ -60,13 +66,34 @@ fn what_is_as_predicted_is_off_by_nothing() {
 }
 
 #[test]
-fn commands_take_together_what_the_captured_step_takes() {
-    // One by one rank 1's commands take 29 us, the step 25: two are taken off each, and what was measured stays beside it.
-    let trace = read(&measured_text([[5, 20], [9, 20]], 25)).unwrap();
-    let of = |name: &str| trace.intervals.iter().find(|i| i.rank == 1 && i.name == name).unwrap().duration_ps;
-    assert_eq!((of("add"), of("all_reduce"), trace.alone_ps), (7_000_000, 18_000_000, Some(29_000_000)));
-    // Rank 0 has less on its first stream than the step takes, so nothing is taken off.
-    assert!(trace.intervals.iter().any(|i| i.rank == 0 && i.duration_ps == 20_000_000));
+fn a_prediction_is_compared_without_what_ran_beside_it() {
+    let mut ours = predicted();
+    let theirs = read(&measured_text([[5, 24], [9, 20]], 30)).unwrap();
+    assert_eq!((theirs.commands_ps, theirs.one_stream_ps), (Some(29_000_000), Some(31_000_000)));
+    // Something beside it makes rank 1's first command last longer; what it takes by itself is as measured.
+    let slowed = ours.intervals.iter_mut().find(|i| i.rank == 1 && i.name == "add").unwrap();
+    assert_eq!((slowed.duration_ps, slowed.alone_ps), (9_000_000, Some(9_000_000)));
+    slowed.duration_ps = 14_000_000;
+    let found = compare(&ours, &theirs);
+    assert!(found.rows.iter().all(|r| (r.predicted_us - r.measured_us).abs() < 1e-9), "{:?}", found.rows);
+    // Rank 0 waits 9 us for rank 1 in its all-reduce, beside 5 us on its other stream.
+    assert!((found.step.predicted_commands_ms - 0.034).abs() < 1e-9, "{:?}", found.step);
+    assert!((found.step.commands_ms - 0.029).abs() < 1e-9, "{:?}", found.step);
+    assert!(found.findings.iter().any(|f| f.starts_with("side by side: ")), "{:?}", found.findings);
+}
+
+#[test]
+fn the_median_error_is_that_of_commands() {
+    // Of four commands two are met, one is half off, one a quarter.
+    let found = compare(&predicted(), &read(&measured_text([[10, 20], [12, 20]], 32)).unwrap());
+    let mut errors: Vec<f64> = found.rows.iter().map(|r| (r.predicted_us / r.measured_us - 1.0).abs()).collect();
+    errors.sort_by(f64::total_cmp);
+    assert!((errors[0] - 0.0).abs() < 1e-9 && (errors[3] - 0.5).abs() < 1e-9, "{errors:?}");
+    assert_eq!(found.step.median_error, errors[2]);
+    // Both ranks' commands are one op: 7 of 11 us, and 20 of 20.
+    let ops: Vec<(&str, u64, f64, f64)> = found.ops.iter().map(|o| (o.op.as_str(), o.commands, o.predicted_us, o.measured_us)).collect();
+    assert_eq!(ops, [("all_reduce", 2, 20.0, 20.0), ("add", 2, 7.0, 11.0)]);
+    assert!((found.step.median_error_of_ops - 4.0 / 11.0).abs() < 1e-9);
 }
 
 #[test]
@@ -80,7 +107,7 @@ fn the_worst_come_first_and_what_they_are_is_said() {
         "{said}"
     );
     assert!((found.step.measured_ms - 0.089).abs() < 1e-12);
-    // The step is longer than its commands are.
+    // The step on one stream is longer than its commands are.
     let found = compare(&predicted(), &read(&measured_text([[5, 24], [9, 20]], 90)).unwrap());
     assert!(found.findings.iter().any(|f| f.starts_with("gaps: ")), "{:?}", found.findings);
 }

@@ -76,6 +76,13 @@ pub(super) fn refuse_flags(args: &RunArgs) -> Result<(), Failure> {
         return Err(InputError::new("--spec", "is not for run: no draft is executed; moetwin sim predicts it").accepted(["none"]).into());
     }
     refuse_engines(d)?;
+    if args.no_prompt && !(drawn_prompts(args) && args.backend == Backend::Cuda) {
+        let error = InputError::new(
+            "--no-prompt",
+            "measures a step with made-up weights and tokens, and without its prompt no other means anything",
+        );
+        return Err(error.accepted(["--backend cuda --synthetic and no prompt"]).into());
+    }
     if let Some(rank) = args.only_rank
         && !(drawn_prompts(args) && args.backend == Backend::Cuda)
     {

@@ -37,6 +37,7 @@ pub struct DriverGpu {
     functions: BTreeMap<&'static str, sys::CUfunction>,
     allocations: Vec<sys::CUdeviceptr>,
     chained: [bool; STREAMS],
+    capturing: bool,
     communicators: BTreeMap<u32, Communicator>,
     handles: Handles,
     /// What peers may map of this GPU, and what it maps of other processes.
@@ -79,6 +80,7 @@ impl DriverGpu {
             functions: BTreeMap::new(),
             allocations: Vec::new(),
             chained: [false; STREAMS],
+            capturing: false,
             communicators: BTreeMap::new(),
             handles,
             published: Vec::new(),
@@ -376,16 +378,18 @@ impl Gpu for DriverGpu {
         self.chained = [false; STREAMS];
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive and idle or ordered.
-        unsafe { result::stream::begin_capture(self.streams[0], mode) }.map_err(failed("begin capture"))
+        unsafe { result::stream::begin_capture(self.streams[0], mode) }.map_err(failed("begin capture"))?;
+        self.capturing = true;
+        Ok(())
     }
     fn end_capture(&mut self) -> Result<Captured, GpuError> {
-        self.chained = [false; STREAMS];
+        (self.chained, self.capturing) = ([false; STREAMS], false);
         // SAFETY: a capture was begun on this stream by this thread.
         let graph = unsafe { result::stream::end_capture(self.streams[0]) }.map_err(failed("end capture"))?;
         // SAFETY: the graph was just captured.
         let exec =
             unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) }.map_err(failed("instantiating the graph"))?;
-        let number = self.graphs.len();
+        let number = self.graphs.keys().next_back().map_or(0, |last| last + 1);
         self.graphs.insert(number, (graph, exec));
         Ok(Captured(number))
     }
@@ -421,8 +425,14 @@ impl Gpu for DriverGpu {
                 made
             }
         };
+        // Without the flag a captured record is an edge of the graph, not a node that keeps the time.
+        let how = if self.capturing {
+            sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL
+        } else {
+            sys::CUevent_record_flags::CU_EVENT_RECORD_DEFAULT
+        };
         // SAFETY: both are alive and of this context.
-        unsafe { result::event::record(event, stream) }.map_err(failed("cuEventRecord"))
+        unsafe { sys::cuEventRecordWithFlags(event, stream, how as u32) }.result().map_err(failed("cuEventRecordWithFlags"))
     }
     fn elapsed_ps(&mut self, from: u32, to: u32) -> Result<u64, GpuError> {
         let event =

@@ -195,7 +195,7 @@ pub trait Gpu {
     fn mark(&mut self, stream: Stream, mark: u32) -> Result<(), GpuError>;
     /// The lowest mark of the latest eager run that its stream has not reached.
     fn unfinished(&mut self) -> Option<u32>;
-    /// Records the time at which a stream comes here as stamp number `stamp`; not in a capture.
+    /// Records the time at which a stream comes here as stamp number `stamp`; in a capture, whenever a replay comes here.
     fn stamp(&mut self, stream: Stream, stamp: u32) -> Result<(), GpuError>;
     /// Picoseconds from one stamp to another, both passed.
     fn elapsed_ps(&mut self, from: u32, to: u32) -> Result<u64, GpuError>;

@@ -1,9 +1,8 @@
 //! What the commands of a pass take on a rank, each by itself, and the whole pass as it is served.
 //!
-//! A command is timed in a twin of the pass that is not captured, between two stamps of its stream. Stamps keep a kernel from beginning while
-//! the one before it ends, so the sum of commands is longer than a captured pass; both are reported. What a pair of stamps takes with nothing
-//! between is taken off. A stream that waited for the host would be timed too: before every few commands a kernel holds the streams until the
-//! host is ahead, and ranks meet in a small all-reduce; commands for which the host was late all the same are told apart.
+//! What a command takes is what the captured pass would get longer by it: graphs of a few commands are captured, each one command longer than the
+//! one before it, and the differences of their replays are its times ([`super::measure_chain`]). So a kernel that begins while the one before it
+//! ends counts from where that one ended, nothing is added by stamps between kernels, and the times of all commands add up to a pass on one stream.
 
 use super::gpu::{Address, Call, Captured, Element, Gpu, GpuError};
 use super::progress::What;
@@ -16,32 +15,53 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often what is measured.
+/// How often what is measured, and on what choices of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repetitions {
     /// Replays of the captured pass, one behind the other.
     pub replays: u32,
     /// Passes that the host launches command by command.
     pub eager: u32,
-    /// Passes with stamps around every command.
-    pub twins: u32,
-    /// Whether those run on one stream, so that no command shares the GPU with another.
-    pub one_stream: bool,
+    /// Replays of every graph of a few commands; none where commands are not to be timed.
+    pub windows: u32,
+    /// Which experts tokens go to while commands are timed.
+    pub choices: Choices,
+}
+
+/// Which experts tokens go to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choices {
+    /// Those that the routers choose.
+    #[default]
+    Routed,
+    /// Distinct ones for each token, drawn evenly among this share of all of them, in thousandths: how many are hit does not follow from how many
+    /// tokens there are.
+    Drawn(u32),
 }
 
 impl Default for Repetitions {
     fn default() -> Self {
-        Self { replays: 20, eager: 3, twins: 7, one_stream: false }
+        Self { replays: 20, eager: 3, windows: 24, choices: Choices::Routed }
     }
 }
 
-/// Times of one command, picoseconds, one a repetition.
+/// What a command adds to the pass, picoseconds, one a repetition; a kernel that adds less than clocks differ by may come out below nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommandTimes {
-    /// Those for which the host was ahead.
-    pub ps: Vec<u64>,
-    /// Those for which it was late: they may hold time of the host.
-    pub late_ps: Vec<u64>,
+    /// The times.
+    pub ps: Vec<i64>,
+}
+
+impl CommandTimes {
+    /// What it takes, picoseconds: the mean of the middle half. None of no times.
+    pub fn typical_ps(&self) -> Option<u64> {
+        let mut sorted = self.ps.clone();
+        sorted.sort_unstable();
+        let cut = sorted.len() / 4;
+        let middle = sorted.get(cut..sorted.len() - cut).filter(|m| !m.is_empty())?;
+        let mean = middle.iter().map(|ps| i128::from(*ps)).sum::<i128>() / middle.len() as i128;
+        Some(u64::try_from(mean).unwrap_or(0))
+    }
 }
 
 /// Times of a pass on one rank, by the clock of its GPU.
@@ -51,27 +71,43 @@ pub struct RankTimes {
     pub rank: u32,
     /// A replay of the captured pass, picoseconds, each; empty where it is not captured.
     pub captured_ps: Vec<u64>,
+    /// A replay of the pass captured on one stream, picoseconds, each: what the times of its commands add up to.
+    pub one_stream_ps: Vec<u64>,
     /// A pass that the host launches command by command, picoseconds, each.
     pub eager_ps: Vec<u64>,
-    /// What a pair of stamps takes with nothing between, picoseconds; it is taken off the commands.
-    pub pair_ps: u64,
     /// By command in launch order.
     pub commands: Vec<CommandTimes>,
     /// Of commands that route tokens: their place in launch order, and the experts they chose, token by token; -1 where a slot is empty.
     pub chosen: Vec<(u32, Vec<i32>)>,
 }
 
-/// Commands between two holds. Launches that the driver queues are bounded (about a thousand), and each command is several.
-const CHUNK: usize = 48;
-/// How long streams are held before a chunk at first; doubled up to [`LONGEST_HOLD`] where the host was late.
+/// How far the sum of commands may be from the pass on one stream for the difference to be spread: beyond it something else is wrong, and is to be
+/// seen.
+const SPREAD: std::ops::RangeInclusive<f64> = 0.9..=1.1;
+
+impl RankTimes {
+    /// By what the times of commands are multiplied so that they add up to the pass on one stream: in it every weight was last read a whole pass
+    /// ago, in a graph of a few commands a moment ago, which memory's page tables remember. 1 where that is not known.
+    pub fn scale(&self) -> f64 {
+        let mut whole = self.one_stream_ps.clone();
+        whole.sort_unstable();
+        let sum: u64 = self.commands.iter().filter_map(CommandTimes::typical_ps).sum();
+        match whole.get(whole.len() / 2) {
+            Some(&whole) if sum > 0 && SPREAD.contains(&(whole as f64 / sum as f64)) => whole as f64 / sum as f64,
+            _ => 1.0,
+        }
+    }
+    /// What each command takes in the pass, picoseconds; none of what was not measured.
+    pub fn commands_ps(&self) -> Vec<Option<u64>> {
+        let scale = self.scale();
+        self.commands.iter().map(|c| c.typical_ps().map(|ps| (ps as f64 * scale) as u64)).collect()
+    }
+}
+
+/// How long a stream is held, so that the host is ahead with replays.
 const HOLD: Duration = Duration::from_millis(2);
-const LONGEST_HOLD: Duration = Duration::from_millis(16);
-/// Pairs of stamps with nothing between.
-const PAIRS: u32 = 32;
-/// Event by which the second stream is held with the first; far from those of programs.
+/// Event by which a pass ends on the first stream; far from those of programs.
 const HELD: u32 = u32::MAX;
-/// Streams of a rank.
-const STREAMS: [u32; 2] = [0, 1];
 /// Bytes of the operand and result of the all-reduce in which ranks meet, apart from each other.
 const MEETING_BYTES: u64 = 256;
 
@@ -102,25 +138,27 @@ impl<G: Gpu> Rank<G> {
         for _ in 0..often.eager {
             times.eager_ps.push(self.time_eager(loaded)?);
         }
-        times.chosen = self.chosen_experts(loaded)?;
-        times.pair_ps = self.time_pairs()?;
-        let mut hold = HOLD;
-        for _ in 0..often.twins {
-            if self.time_twin(loaded, meeting, (hold, often.one_stream), &mut times)? {
-                hold = (hold * 2).min(LONGEST_HOLD);
+        if often.windows > 0 {
+            let pinned = self.pin(loaded)?;
+            times.chosen = self.chosen_experts(loaded)?;
+            if let Choices::Drawn(permille) = often.choices {
+                self.draw_choices(loaded, &pinned, permille, &mut times.chosen)?;
             }
+            times.one_stream_ps = self.time_one_stream(loaded, &pinned, meeting, often.replays)?;
+            self.time_windows(loaded, &pinned, meeting, often.windows, &mut times.commands)?;
+            pinned.release(loaded);
         }
         Ok(times)
     }
 
     /// Waits until the rank's streams are idle, with its peers.
-    fn settle(&mut self) -> Result<(), GpuError> {
+    pub(super) fn settle(&mut self) -> Result<(), GpuError> {
         self.begin(InitPhase::Serve, What::Named("wait for a measurement"), true);
         self.gpu.synchronize(self.longest_wait())
     }
 
     /// Keeps the first stream busy for some time.
-    fn hold(&mut self, time: Duration) -> Result<(), GpuError> {
+    pub(super) fn hold(&mut self, time: Duration) -> Result<(), GpuError> {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let launch = Launch {
             source: "measure.cu",
@@ -135,7 +173,7 @@ impl<G: Gpu> Rank<G> {
     }
 
     /// Lets the members of every group of the rank meet, so that what follows begins on all of them at once.
-    fn meet(&mut self, loaded: &Loaded, meeting: Address) -> Result<(), GpuError> {
+    pub(super) fn meet(&mut self, loaded: &Loaded, meeting: Address) -> Result<(), GpuError> {
         if self.stand_in.is_some() {
             return Ok(());
         }
@@ -149,7 +187,7 @@ impl<G: Gpu> Rank<G> {
     }
 
     /// Replays one behind the other, so that the host's launch of one is hidden behind the one before it.
-    fn time_replays(&mut self, loaded: &Loaded, graph: Captured, meeting: Address, replays: u32) -> Result<Vec<u64>, GpuError> {
+    pub(super) fn time_replays(&mut self, loaded: &Loaded, graph: Captured, meeting: Address, replays: u32) -> Result<Vec<u64>, GpuError> {
         self.hold(HOLD)?;
         self.meet(loaded, meeting)?;
         self.gpu.stamp(0, 0)?;
@@ -198,59 +236,5 @@ impl<G: Gpu> Rank<G> {
         }
         self.settle()?;
         Ok(chosen)
-    }
-
-    /// The median of pairs of stamps with nothing between.
-    fn time_pairs(&mut self) -> Result<u64, GpuError> {
-        self.hold(HOLD)?;
-        for stamp in 0..2 * PAIRS {
-            self.gpu.stamp(0, stamp)?;
-        }
-        self.settle()?;
-        let mut all = (0..PAIRS).map(|i| self.gpu.elapsed_ps(2 * i, 2 * i + 1)).collect::<Result<Vec<u64>, _>>()?;
-        all.sort_unstable();
-        Ok(all[all.len() / 2])
-    }
-
-    /// One pass with stamps around every command; whether the host was late anywhere.
-    fn time_twin(
-        &mut self,
-        loaded: &Loaded,
-        meeting: Address,
-        (hold, one_stream): (Duration, bool),
-        times: &mut RankTimes,
-    ) -> Result<bool, GpuError> {
-        let program = Arc::clone(&loaded.program);
-        let commands = &program.ranks[self.rank].commands;
-        let mut late = vec![false; commands.len()];
-        for (number, chunk) in commands.chunks(CHUNK).enumerate() {
-            let begin = (self.notes.now)();
-            self.hold(hold)?;
-            self.meet(loaded, meeting)?;
-            self.gpu.record(0, HELD)?;
-            self.gpu.wait(1, HELD)?;
-            for (i, command) in (number * CHUNK..).zip(chunk) {
-                self.begin(InitPhase::Serve, What::Command(Arc::clone(&program), command.id.node), false);
-                // Commands stand in an order in which one stream can carry out all of them.
-                let (stream, stamp) = (if one_stream { 0 } else { command.stream.0 }, 2 * i as u32);
-                for event in command.waits.iter().filter(|_| !one_stream) {
-                    self.gpu.wait(stream, event.0)?;
-                }
-                self.gpu.stamp(stream, stamp)?;
-                self.command_on(loaded, command, stream)?;
-                self.gpu.stamp(stream, stamp + 1)?;
-                if let Some(event) = command.records.filter(|_| !one_stream) {
-                    self.gpu.record(stream, event.0)?;
-                }
-            }
-            late[number * CHUNK..][..chunk.len()].fill((self.notes.now)() - begin > hold);
-        }
-        debug_assert!(commands.iter().all(|c| STREAMS.contains(&c.stream.0)));
-        self.settle()?;
-        for (i, late) in late.iter().enumerate() {
-            let ps = self.gpu.elapsed_ps(2 * i as u32, 2 * i as u32 + 1)?.saturating_sub(times.pair_ps);
-            if *late { &mut times.commands[i].late_ps } else { &mut times.commands[i].ps }.push(ps);
-        }
-        Ok(late.contains(&true))
     }
 }

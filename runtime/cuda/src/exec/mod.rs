@@ -13,6 +13,7 @@ mod fake_log;
 pub mod gpu;
 pub mod inject;
 mod measure;
+mod measure_chain;
 pub mod pace;
 mod packed;
 mod parts;
@@ -30,5 +31,5 @@ pub(crate) mod worker;
 
 pub use driver_host::DriverHost;
 pub use executor::{CudaExecutor, CudaOptions};
-pub use measure::{CommandTimes, RankTimes, Repetitions};
+pub use measure::{Choices, CommandTimes, RankTimes, Repetitions};
 pub use window::AllReduceBackend;

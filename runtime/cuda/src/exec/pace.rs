@@ -23,6 +23,8 @@ pub fn kernel_ps(launch: &Launch) -> u64 {
 pub(super) struct Clocks {
     streams: [u64; 2],
     capture_began: Option<[u64; 2]>,
+    /// Stamps of the capture so far, from its beginning.
+    captured: Vec<(u32, u64)>,
     events: BTreeMap<u32, u64>,
     stamps: BTreeMap<u32, u64>,
     /// Whether something holds the stream, so that the host is ahead.
@@ -64,7 +66,10 @@ impl Clocks {
         self.pass(stream, until.saturating_sub(self.at(stream)));
     }
     pub(super) fn stamp(&mut self, stream: Stream, stamp: u32) {
-        self.stamps.insert(stamp, self.at(stream));
+        match self.capture_began {
+            Some(began) => self.captured.push((stamp, self.at(stream) - began[0])),
+            None => drop(self.stamps.insert(stamp, self.at(stream))),
+        }
         self.pass(stream, STAMP_PS);
     }
     pub(super) fn elapsed_ps(&self, from: u32, to: u32) -> Result<u64, GpuError> {
@@ -74,12 +79,17 @@ impl Clocks {
     pub(super) fn begin_capture(&mut self) {
         self.capture_began = Some(self.streams);
     }
-    /// What a replay of what was captured takes.
-    pub(super) fn end_capture(&mut self) -> u64 {
+    /// What a replay of what was captured takes, and its stamps.
+    pub(super) fn end_capture(&mut self) -> (u64, Vec<(u32, u64)>) {
         let now = self.streams[0];
         let before = self.capture_began.take().unwrap_or(self.streams);
         self.streams = before;
-        now - before[0]
+        (now - before[0], std::mem::take(&mut self.captured))
+    }
+    pub(super) fn replay(&mut self, ps: u64, stamps: &[(u32, u64)]) {
+        let begin = self.at(0);
+        self.stamps.extend(stamps.iter().map(|(stamp, at)| (*stamp, begin + at)));
+        self.pass(0, ps);
     }
     pub(super) fn synchronize(&mut self) {
         self.held = false;

@@ -71,6 +71,8 @@ pub(crate) struct Rank<G> {
     pub(super) shared: Shared,
     /// Workspace of each stream's products by a library, once there are any.
     pub(super) workspaces: Option<[Address; STREAMS]>,
+    /// Memory that is read to empty caches before what is measured, once there is some; none where there was no room.
+    pub(super) to_read: Option<Option<Address>>,
     communicators: Vec<u32>,
     pub(super) graphs: Vec<Captured>,
     pub(super) order: u32,
@@ -138,6 +140,7 @@ impl<G: Gpu> Rank<G> {
             allocations: Vec::new(),
             shared: Shared::default(),
             workspaces: None,
+            to_read: None,
             communicators: Vec::new(),
             graphs: Vec::new(),
             order: u32::MAX,
@@ -204,6 +207,25 @@ impl<G: Gpu> Rank<G> {
         let address = self.gpu.allocate(bytes)?;
         self.allocations.push(address);
         Ok(address)
+    }
+    /// Memory of zeros to read, the same each time; none where there is no room for it.
+    pub(super) fn room_to_read(&mut self, bytes: u64) -> Option<Address> {
+        if self.to_read.is_none() {
+            let room = self.allocate(bytes).ok();
+            let filled = room.filter(|room| self.gpu.fill(0, *room, 0, bytes).is_ok());
+            self.to_read = Some(filled);
+        }
+        self.to_read.flatten()
+    }
+    /// Keeps a captured graph until it is dropped, or the rank ends.
+    pub(super) fn keep(&mut self, graph: Captured) {
+        self.graphs.push(graph);
+    }
+    /// Destroys the last graphs that were kept.
+    pub(super) fn drop_graphs(&mut self, count: usize) {
+        for graph in self.graphs.split_off(self.graphs.len().saturating_sub(count)).into_iter().rev() {
+            self.gpu.destroy(graph);
+        }
     }
     pub(crate) fn connect(&mut self, memberships: &[Membership]) -> Result<(), GpuError> {
         for m in memberships {

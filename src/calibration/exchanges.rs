@@ -1,0 +1,138 @@
+//! What the exchanges of a model's steps take on all GPUs here, as its steps issue them: what each adds to a captured pass once the last rank has come.
+
+use super::{Forked, Points, inputs_of, step_program};
+use crate::error::Failure;
+use moetwin::cuda::exec::gpu::Host;
+use moetwin::cuda::exec::{AllReduceBackend, Choices, CudaExecutor, RankTimes, Repetitions};
+use moetwin::kernels::cost::facts;
+use moetwin::kernels::routing::{Distribution, SampledRouting};
+use moetwin::models::{AllToAll, Deployment, ModelSpec, NodeId, Phase, RankId, Step};
+use moetwin::runtime::reference::ExecuteError;
+use moetwin::runtime::weights::SyntheticWeights;
+use moetwin::runtime::{Action, Executor, Program};
+use moetwin::sim::collective::{CollectiveOp, Library};
+use moetwin::sim::cost::OwnExchange;
+use moetwin::sim::exec::collective_of;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// How exchanges are measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ways {
+    /// Ranks, one a GPU.
+    pub(crate) ranks: u32,
+    /// Whether NCCL uses peer access here.
+    pub(crate) peer_access: bool,
+    /// Whether sums by our own kernel are measured as well.
+    pub(crate) one_shot: bool,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(crate) struct ExchangeRows {
+    /// The rows.
+    pub(crate) rows: Vec<OwnExchange>,
+    /// What was not measured, and why.
+    pub(crate) left: Vec<String>,
+    /// Steps with a stream beside the first, under NCCL.
+    pub(crate) forked: Vec<Forked>,
+}
+
+/// Exchanges of a model's steps at every number of sequences. `open` makes an executor of all ranks.
+pub(crate) fn exchange_rows<H: Host>(
+    spec: &ModelSpec,
+    points: &Points,
+    ways: Ways,
+    open: &dyn Fn(AllReduceBackend, u32) -> Result<CudaExecutor<H>, ExecuteError>,
+) -> Result<ExchangeRows, Failure> {
+    let n = ways.ranks;
+    let tensor = Deployment { tp: n, ..Deployment::default() };
+    let experts = Deployment { dp_attention: n, ep: n, a2a: AllToAll::Nccl, ..tensor.clone() };
+    let mut all = vec![(tensor.clone(), Library::Nccl, AllReduceBackend::Nccl), (experts, Library::Nccl, AllReduceBackend::Nccl)];
+    if ways.one_shot {
+        all.push((tensor, Library::OneShot, AllReduceBackend::OneShot));
+    }
+    let mut found = ExchangeRows::default();
+    for (deployment, library, backend) in all {
+        let what = if deployment.ep > 1 { format!("dispatch over {n} ranks") } else { format!("sums over {n} ranks, {}", library.name()) };
+        let mut forked = Vec::new();
+        let result = one_way(spec, points, ways, (&deployment, library), &|capacity| open(backend, capacity), &mut forked);
+        found.forked.extend(forked);
+        match result {
+            Ok(Some(more)) => found.rows.extend(more),
+            Ok(None) => found.left.push(format!("{what} are left out: the time is over")),
+            // What a model or its GPUs do not admit is said; everything else is measured all the same.
+            Err(Failure::Input(e)) => found.left.push(format!("{what} are left out: {}", e.message())),
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(found)
+}
+
+/// One deployment; nothing where there was no time for it.
+fn one_way<H: Host>(
+    spec: &ModelSpec,
+    points: &Points,
+    ways: Ways,
+    (deployment, library): (&Deployment, Library),
+    open: &dyn Fn(u32) -> Result<CudaExecutor<H>, ExecuteError>,
+    forked: &mut Vec<Forked>,
+) -> Result<Option<Vec<OwnExchange>>, Failure> {
+    let running = |e: ExecuteError| Failure::Running(e.to_string());
+    let context = points.contexts.iter().min().copied().unwrap_or(1);
+    let weights = SyntheticWeights::new(spec, points.seed);
+    // The first program decides the size of the cache. Every replica has a sequence.
+    let mut batches: Vec<u32> = points.batches.iter().map(|b| (*b).max(deployment.dp_attention)).collect();
+    batches.sort_unstable_by(|a, b| b.cmp(a));
+    batches.dedup();
+    // Times of exchanges are smooth in their bytes: the ends and every second size between tell the rest.
+    let last = batches.len().saturating_sub(1);
+    let batches: Vec<u32> = batches.into_iter().enumerate().filter(|(i, _)| i % 2 == 0 || *i == last).map(|(_, batch)| batch).collect();
+    let mut executor: Option<CudaExecutor<H>> = None;
+    let mut rows = Vec::new();
+    for batch in batches {
+        if Instant::now() > points.until {
+            return Ok((!rows.is_empty()).then_some(rows));
+        }
+        let step = Step::uniform(Phase::Decode, batch, context);
+        let program = step_program(spec, &step, deployment)?;
+        let executor = match &mut executor {
+            Some(executor) => executor,
+            none => none.insert(open(context + 1).map_err(running)?),
+        };
+        program.ranks.ids().try_for_each(|rank| executor.load(&program, rank, &weights)).map_err(running)?;
+        let key = executor.prepare(program.clone()).map_err(running)?;
+        let often = Repetitions { replays: 8, eager: 0, windows: 12, choices: Choices::Routed };
+        let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
+        rows.extend(rows_of(&program, &times, ways, library, points.seed));
+        if library == Library::Nccl {
+            forked.extend(Forked::of(&program, &times, true));
+        }
+    }
+    Ok(Some(rows))
+}
+
+/// Exchanges of a measured step: of each what the member takes that takes least, since it waits for nobody.
+fn rows_of(program: &Program, times: &[RankTimes], ways: Ways, library: Library, seed: u64) -> Vec<OwnExchange> {
+    let routing = SampledRouting::new(Distribution::Uniform, seed);
+    let mut all: BTreeMap<NodeId, (CollectiveOp, u64, u64)> = BTreeMap::new();
+    for t in times {
+        let commands = program.ranks.get(RankId(t.rank)).map_or(&[][..], |rp| &rp.commands);
+        for (command, found) in commands.iter().zip(t.commands_ps()).filter(|(c, _)| c.action != Action::Compute) {
+            let node = command.id.node;
+            let (Some(op), Some(ps)) = (collective_of(&program.graph.nodes[node].op), found) else { continue };
+            let Ok(facts) = facts(&program.graph, node, RankId(t.rank), &routing) else { continue };
+            let row = all.entry(node).or_insert((op, 0, u64::MAX));
+            (row.1, row.2) = (row.1.max(facts.message_bytes), row.2.min(ps.max(1)));
+        }
+    }
+    let row = |(op, bytes, time_ps): (CollectiveOp, u64, u64)| OwnExchange {
+        op,
+        library: if op == CollectiveOp::AllReduce { library } else { Library::Nccl },
+        ranks: ways.ranks as usize,
+        peer_access: ways.peer_access,
+        bytes,
+        time_ps,
+    };
+    all.into_values().filter(|(_, bytes, _)| *bytes > 0).map(row).collect()
+}
