@@ -90,6 +90,26 @@ fn the_routing_that_ships_is_the_models_own() {
 }
 
 #[test]
+fn tokens_of_made_up_weights_choose_experts_as_asked() {
+    let file = scratch("routed").join("counts.json");
+    let chosen = |more: &[&str]| -> Vec<Vec<u64>> {
+        let always = ["run", "--synthetic", "--batch", "2", "--context", "5", "--max-tokens", "1", "--record-routing"];
+        moetwin(&[&always[..], &[file.to_str().unwrap()], more].concat());
+        let counts: moetwin::kernels::routing::RoutingHistogram = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        counts.layers.into_values().map(|layer| layer.into_iter().filter(|c| *c > 0).collect()).collect()
+    };
+    // Four experts a token; ten tokens.
+    assert!(chosen(&["--routing", "same"]).iter().all(|layer| *layer == [10; 4]));
+    assert!(chosen(&[]).iter().all(|layer| layer.len() > 4 && layer.iter().sum::<u64>() == 40));
+    line("run --routing same --prompt-ids 1").refused(&["--routing", "--synthetic"]);
+    line("run --model qwen3-30b-a3b --synthetic --layers 1 --routing same --prompt-ids 1").refused(&[
+        "--routing",
+        "without a bias",
+        "uniform",
+    ]);
+}
+
+#[test]
 fn made_up_weights_take_prompts_of_the_batch_and_context_asked_for() {
     let ask = |more: &str| line(&format!("run --synthetic --layers 1 --batch 2 --context 5 --max-tokens 3 --json {more}")).json();
     let tokens = |json: &serde_json::Value| -> Vec<Vec<u64>> { serde_json::from_value(json["tokens"].clone()).unwrap() };
@@ -147,6 +167,29 @@ fn the_shipped_model_writes_what_is_recorded_of_it() {
         for split in [&[][..], &["--tp", "2"], &["--ep", "2", "--dp-attention", "2"]] {
             let run = moetwin(&[&["run", "--prompt", &prompt, "--max-tokens", "48"][..], split].concat());
             assert_eq!((run.code, run.out), (0, format!("{prompt}{}\n", greedy.as_str().unwrap())), "{split:?}: {}", run.err);
+        }
+    }
+}
+
+/// Every value of the prompts, and the tokens, are the same bits on any number of threads.
+#[test]
+fn threads_change_no_bit() {
+    let folder = scratch("threads");
+    let run = |model: &str, threads: &str| {
+        let dump = folder.join(format!("{threads}.safetensors"));
+        let words = format!(
+            "run --model tests/fixtures/{model} --prompt-ids 1,2,3,4,5,6,7,8,9 --max-tokens 3 --tp 2 --json --dump {}",
+            dump.display()
+        );
+        let words: Vec<&str> = words.split_whitespace().collect();
+        let run = support::finished(support::command(&words).env("RAYON_NUM_THREADS", threads).output().unwrap(), &words);
+        assert_eq!(run.code, 0, "{}", run.err);
+        (fs::read(&dump).unwrap(), run.json()["tokens"].clone())
+    };
+    for model in ["tiny-deepseek-v3", "tiny-gpt-oss", "shakespeare-moe-int4"] {
+        let one = run(model, "1");
+        for threads in ["2", "3", "8"] {
+            assert!(run(model, threads) == one, "{model} on {threads} threads");
         }
     }
 }
