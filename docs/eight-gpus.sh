@@ -4,6 +4,7 @@
 # Needs two GPUs or more of 80 GB or more, python3 for its tables, no network. Layers: 61 on eight GPUs, 30 on four, 8 on fewer, and no more than
 # three quarters of the memory hold. In this order:
 #   doctor, machine detect, calibrate           the machine file that everything is predicted from
+#   a run of short prompts, no time of which is used: how its routers choose, since how many experts are hit decides what a step takes
 #   predictions.txt                             every case below, before any of them is run
 #   a run and a comparison for every case       traces and comparisons, one file each
 #   table.txt                                   printed last
@@ -14,6 +15,8 @@
 # BUDGET  seconds for everything, 1500 by default; a case is begun only while BUDGET minus the longest case so far is left
 # SHORT=1 context 128 and batches 1 and 64 only, and one case at context 4096: four minutes on two H200
 # LAYERS  layers instead of the above
+# ONLY    cases whose names this extended regular expression finds
+# MACHINE a machine file that calibrate wrote on this host with these versions, instead of calibrating (and of doctor and machine detect)
 # A command that fails is named in the table and passed over; none may take longer than its limit.
 set -uo pipefail
 moetwin=${1:?usage: eight-gpus.sh MOETWIN OUT} out=${2:?usage: eight-gpus.sh MOETWIN OUT}
@@ -43,7 +46,7 @@ step() { # NAME LIMIT COMMAND...: standard output to OUT/NAME.txt, the rest to O
 
 # NAME|environment|flags that sim, run and compare share|flags of run alone
 cases=()
-add() { cases+=("$1|$2|$3|$4"); }
+add() { [[ $1 =~ ${ONLY:-.} ]] && cases+=("$1|$2|$3|$4"); }
 splits() { # BATCH CONTEXT
     local at="b$1-c$2" where="--batch $1 --context $2"
     add "tp$gpus-$at" "" "--tp $gpus $where --allreduce nccl" ""
@@ -64,20 +67,29 @@ else
     for batch in 1 8 64; do splits $batch 4096; done
 fi
 
-step doctor 90 "$moetwin" doctor
-step detect 30 "$moetwin" machine detect --out "$out/detected.json"
-# Both with peer access and without: what a PCIe box without peer-to-peer does.
-step calibrate 240 "$moetwin" calibrate --model "$model" --splits "1,$gpus,ep$gpus" --contexts 128,1024,4096 \
-    --budget "$((short ? 60 : 150))" --out "$out/calibrated.json" || exit 3
+if [ -n "${MACHINE:-}" ]; then
+    cp "$MACHINE" "$out/calibrated.json" || exit 2
+else
+    step doctor 90 "$moetwin" doctor
+    step detect 30 "$moetwin" machine detect --out "$out/detected.json"
+    # Both with peer access and without: what a PCIe box without peer-to-peer does.
+    step calibrate 240 "$moetwin" calibrate --model "$model" --splits "1,$gpus,ep$gpus" --contexts 128,1024,4096 \
+        --budget "$((short ? 60 : 150))" --out "$out/calibrated.json" || exit 3
+fi
+
+routing=uniform
+step routing 120 "$moetwin" run --backend cuda --deadline 60 --synthetic --model "$model" --layers "$layers" --tp "$gpus" --batch 16 --context 32 \
+    --max-tokens 1 --json --record-routing "$out/routing.json" && routing=$out/routing.json
 
 {
-    echo "Predicted $(date -u '+%Y-%m-%d %H:%M:%S') UTC, before any run: $layers layers of $model on $gpus GPUs, uniform routing, milliseconds a step"
+    echo "Predicted $(date -u '+%Y-%m-%d %H:%M:%S') UTC, before any run: $layers layers of $model on $gpus GPUs, routing $(basename "$routing"), milliseconds a step"
     for case in "${cases[@]}"; do
         IFS='|' read -r name environment flags _ <<< "$case"
         p2p=()
         [ -z "$environment" ] || p2p=(--p2p off)
         # shellcheck disable=SC2086 # flags are words
-        step "predicted-$name" 60 "$moetwin" sim --json --machine "$out/calibrated.json" --model "$model" --layers "$layers" $flags "${p2p[@]}" || continue
+        step "predicted-$name" 60 "$moetwin" sim --json --machine "$out/calibrated.json" --model "$model" --layers "$layers" \
+            --routing "$routing" $flags "${p2p[@]}" || continue
         python3 -c 'import json, sys; print("%-24s %9.3f" % (sys.argv[1], json.load(open(sys.argv[2]))["step_ms"]))' "$name" "$out/predicted-$name.txt"
     done
 } > "$before"
@@ -105,8 +117,8 @@ done
 python3 - "$out" "$gpus" "$layers" > "$table" << 'PY'
 import json, os, sys
 out, gpus, layers = sys.argv[1:]
-print(f"{layers} layers of Kimi-K2.5 on {gpus} GPUs, milliseconds a step. `before` was predicted before the run with drawn routing, `predicted` with the")
-print("experts that were chosen; exchanges are of a rank: how many, microseconds of transfer (predicted), and of waiting for the last rank.")
+print(f"{layers} layers of Kimi-K2.5 on {gpus} GPUs, milliseconds a step. `before` was predicted before the run as routers chose for other tokens, `predicted`")
+print("with the experts that were chosen; exchanges are of a rank: how many, microseconds of transfer (predicted), and of waiting for the last rank.")
 print(f"{'case':24} {'measured':>9} {'before':>9} {'error':>7} {'predicted':>9} {'error':>7} {'commands':>8} {'experts':>7} {'calls':>5} {'transfer':>9} {'(pred)':>9} {'waiting':>8}")
 exchanges = {"all_reduce", "gather_scatter", "all_to_all", "send_recv"}
 for line in open(os.path.join(out, "predictions.txt")).read().splitlines()[1:]:

@@ -69,14 +69,15 @@ Tokens of history per sequence; with `--phase prefill` the tokens of the prompt 
     #[arg(long, value_name = "decode|prefill|verify:N", value_parser = parse_phase, help_heading = "Step", long_help = "\
 What the step computes: `decode` one token a sequence, `prefill` the prompt, `verify:N` N drafted tokens a sequence [default: decode]")]
     pub(crate) phase: Option<Phase>,
-    /// How tokens choose experts: uniform, zipf:S, shakespeare or a recorded histogram
+    /// How tokens choose experts: uniform, zipf:S, same, shakespeare or a recorded histogram
     #[arg(
         long,
-        value_name = "uniform|zipf:S|shakespeare|FILE",
+        value_name = "uniform|zipf:S|same|shakespeare|FILE",
         help_heading = "Step",
         long_help = "\
-How tokens choose experts: `uniform`, `zipf:S` with exponent S, `shakespeare` (what the model that ships chose on its own text), or a file \
-with a recorded histogram (a run can record one) [default: uniform]"
+How tokens choose experts: `uniform`, `zipf:S` with exponent S, `same` (every token the same ones), `shakespeare` (what the model that ships \
+chose on its own text), or a file with a recorded histogram (a run can record one). A run gives made-up weights a router bias that makes it so \
+[default: uniform; in a run what the drawn router chooses]"
     )]
     pub(crate) routing: Option<Routing>,
     /// Speculative decoding: none, eagle3:N or mtp:N
@@ -304,6 +305,8 @@ pub(crate) enum Routing {
     Uniform,
     /// Popularity falls with rank to this power.
     Zipf(f64),
+    /// Every token takes the same experts.
+    Same,
     /// What the model that ships chose on text of its own.
     Shakespeare,
     /// A recorded histogram.
@@ -316,6 +319,7 @@ impl fmt::Display for Routing {
             Routing::Uniform => f.write_str("uniform"),
             Routing::Zipf(exponent) => write!(f, "zipf:{exponent}"),
             Routing::Shakespeare => f.write_str("shakespeare"),
+            Routing::Same => f.write_str("same"),
             Routing::File(path) => write!(f, "{}", path.display()),
         }
     }
@@ -326,6 +330,7 @@ impl FromStr for Routing {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             _ if text == "uniform" => Ok(Routing::Uniform),
+            _ if text == "same" => Ok(Routing::Same),
             _ if text == "shakespeare" => Ok(Routing::Shakespeare),
             Some(("zipf", s)) => match s.parse::<f64>() {
                 Ok(s) if s.is_finite() && (0.0..=10.0).contains(&s) => Ok(Routing::Zipf(s)),

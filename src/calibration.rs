@@ -375,6 +375,48 @@ mod tests {
     }
 
     #[test]
+    fn exchanges_of_steps_enter_the_machine_and_are_what_they_were_measured_to_take() {
+        use moetwin::cuda::exec::AllReduceBackend;
+        use moetwin::cuda::exec::pace::EXCHANGE_PS;
+        use moetwin::sim::collective::{CollectiveOp, Library};
+        let (spec, host) = (builtin::spec().unwrap(), FakeHost::default());
+        let ways = Ways { ranks: 2, peer_access: true, one_shot: true };
+        let open = |all_reduce: AllReduceBackend, capacity: u32| {
+            let options = CudaOptions { all_reduce, stand_in: None, ..options(capacity) };
+            CudaExecutor::on(host.clone(), vec![RankId(0), RankId(1)], 2, None, options)
+        };
+        let found = exchange_rows(&spec, &points(), ways, &open).unwrap();
+        assert_eq!(host.wrong(), [""; 0]);
+        assert!(found.left.is_empty(), "{:?}", found.left);
+        let sums: Vec<&OwnExchange> = found.rows.iter().filter(|r| r.op == CollectiveOp::AllReduce).collect();
+        let nccl: Vec<&&OwnExchange> = sums.iter().filter(|r| r.library == Library::Nccl).collect();
+        assert!(!nccl.is_empty() && nccl.iter().all(|r| r.ranks == 2 && r.time_ps.abs_diff(EXCHANGE_PS) < EXCHANGE_PS / 10), "{sums:?}");
+        assert!(sums.iter().any(|r| r.library == Library::OneShot));
+        assert!(found.rows.iter().any(|r| r.op == CollectiveOp::AllToAll));
+        // In the machine an all-reduce of a step takes just that.
+        let mut machine = machine::find("8x-h200-sxm").unwrap();
+        machine.kernels = Some(OwnKernels { exchanges: moetwin::sim::cost::medians(found.rows), ..OwnKernels::default() });
+        let machine = machine::from_json(&machine.to_json()).unwrap();
+        let step = Step::uniform(Phase::Decode, 9, 8);
+        let program = step_program(&spec, &step, &Deployment { tp: 2, ..Deployment::default() }).unwrap();
+        let routing = SampledRouting::new(Distribution::Uniform, 0);
+        let trace = simulate(&program, &machine, &routing, &SimOptions::default()).unwrap();
+        let sums = trace.exchanges.as_slice().iter().filter(|e| {
+            matches!(
+                program.graph.nodes[program.ranks[RankId(0)].commands[trace.spans[e.spans[0]].index.unwrap() as usize].id.node].op,
+                moetwin::models::Op::AllReduce { .. }
+            )
+        });
+        let took: Vec<u64> = sums.map(|e| e.alone.as_ps()).collect();
+        assert!(!took.is_empty() && took.iter().all(|ps| ps.abs_diff(EXCHANGE_PS) < EXCHANGE_PS / 10), "{took:?}");
+        // A split that the model does not admit is said, not passed over.
+        let open = |ranks: u32, capacity: u32| CudaExecutor::on(host.clone(), vec![RankId(0)], ranks, None, options(capacity));
+        let wide = Points { splits: vec![Split::tensor(1), Split::tensor(7)], batches: vec![1], contexts: vec![8], ..points() };
+        let found = kernel_rows(&spec, &wide, &open).unwrap();
+        assert!(!found.rows.is_empty() && found.left.len() == 1 && found.left[0].starts_with("split 7 is left out: "), "{:?}", found.left);
+    }
+
+    #[test]
     fn steps_for_which_there_is_no_time_are_counted() {
         let none = Points { until: Instant::now() - std::time::Duration::from_secs(1), ..points() };
         let found = rows(&none);

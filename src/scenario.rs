@@ -70,7 +70,7 @@ impl Scenario {
         if !args.splits_experts_or_heads() {
             deployment = widest_split(&mut model.spec, &step, deployment);
         }
-        let routing = routing(args.routing.as_ref(), &model)?;
+        let routing = routing(args.routing.as_ref(), &model.spec)?;
         let (options, allreduce) = sim_options(args, &deployment);
         let context = args.context(&model.spec);
         Ok(Self {
@@ -126,6 +126,7 @@ impl Scenario {
     pub(crate) fn routing_text(&self) -> String {
         match &self.routing {
             Distribution::Uniform => "uniform".to_owned(),
+            Distribution::Same => "same".to_owned(),
             Distribution::Zipf { exponent } => format!("zipf:{exponent}"),
             Distribution::Histogram(_) => "histogram".to_owned(),
         }
@@ -237,9 +238,11 @@ fn sim_options(args: &DeploymentArgs, deployment: &Deployment) -> (SimOptions, &
     (SimOptions { graphs, launcher, kernels, tables, peer_access, backends, ..SimOptions::default() }, name)
 }
 
-fn routing(routing: Option<&Routing>, model: &Model) -> Result<Distribution, Failure> {
+/// The distribution that `--routing` means for a model.
+pub(crate) fn routing(routing: Option<&Routing>, spec: &ModelSpec) -> Result<Distribution, Failure> {
     let (distribution, text) = match routing.unwrap_or(&Routing::Uniform) {
         Routing::Uniform => return Ok(Distribution::Uniform),
+        Routing::Same => return Ok(Distribution::Same),
         Routing::Shakespeare => (Distribution::Histogram(builtin::routing()), "shakespeare".to_owned()),
         Routing::Zipf(exponent) => (Distribution::Zipf { exponent: *exponent }, format!("zipf:{exponent}")),
         Routing::File(path) => {
@@ -247,8 +250,8 @@ fn routing(routing: Option<&Routing>, model: &Model) -> Result<Distribution, Fai
             if !path.exists() {
                 let error = InputError::new("--routing", "is neither a known word nor a file that exists").value(value);
                 return Err(error
-                    .names(["uniform", "zipf:1.0"])
-                    .accepted(["uniform", "zipf:S", "shakespeare", "a routing histogram"])
+                    .names(["uniform", "zipf:1.0", "same"])
+                    .accepted(["uniform", "zipf:S", "same", "shakespeare", "a routing histogram"])
                     .into());
             }
             let text = resolve::read_text("--routing", &value, path)?;
@@ -262,7 +265,7 @@ fn routing(routing: Option<&Routing>, model: &Model) -> Result<Distribution, Fai
         }
     };
     let experts = |ffn: &Ffn| if let Ffn::Moe(moe) = ffn { Some(moe.experts) } else { None };
-    let layers: Vec<(u16, u32)> = model.spec.layers.iter().zip(0u16..).filter_map(|(l, i)| Some((i, experts(&l.ffn)?))).collect();
+    let layers: Vec<(u16, u32)> = spec.layers.iter().zip(0u16..).filter_map(|(l, i)| Some((i, experts(&l.ffn)?))).collect();
     distribution.check(&layers).map_err(|e| Failure::from(InputError::new("--routing", e.to_string()).value(text)))?;
     Ok(distribution)
 }

@@ -90,6 +90,26 @@ fn the_routing_that_ships_is_the_models_own() {
 }
 
 #[test]
+fn tokens_of_made_up_weights_choose_experts_as_asked() {
+    let file = scratch("routed").join("counts.json");
+    let chosen = |more: &[&str]| -> Vec<Vec<u64>> {
+        let always = ["run", "--synthetic", "--batch", "2", "--context", "5", "--max-tokens", "1", "--record-routing"];
+        moetwin(&[&always[..], &[file.to_str().unwrap()], more].concat());
+        let counts: moetwin::kernels::routing::RoutingHistogram = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        counts.layers.into_values().map(|layer| layer.into_iter().filter(|c| *c > 0).collect()).collect()
+    };
+    // Four experts a token; ten tokens.
+    assert!(chosen(&["--routing", "same"]).iter().all(|layer| *layer == [10; 4]));
+    assert!(chosen(&[]).iter().all(|layer| layer.len() > 4 && layer.iter().sum::<u64>() == 40));
+    line("run --routing same --prompt-ids 1").refused(&["--routing", "--synthetic"]);
+    line("run --model qwen3-30b-a3b --synthetic --layers 1 --routing same --prompt-ids 1").refused(&[
+        "--routing",
+        "without a bias",
+        "uniform",
+    ]);
+}
+
+#[test]
 fn made_up_weights_take_prompts_of_the_batch_and_context_asked_for() {
     let ask = |more: &str| line(&format!("run --synthetic --layers 1 --batch 2 --context 5 --max-tokens 3 --json {more}")).json();
     let tokens = |json: &serde_json::Value| -> Vec<Vec<u64>> { serde_json::from_value(json["tokens"].clone()).unwrap() };

@@ -1,5 +1,6 @@
 // Norms, sums, activations, embedding, row selection, greedy choice. One block a row unless said otherwise.
 #include "activation.cuh"
+#include "shape.cuh"
 
 // out[T, H] = table[ids[t] - vocab_start], zeros for ids of other ranks' slices.
 extern "C" __global__ void embed(const int* ids, const bf16* table, bf16* out, int hidden, int vocab_start, int vocab_rows) {
@@ -102,20 +103,26 @@ extern "C" __global__ void select_last(const bf16* x, const SequenceRows* sequen
     for (int i = threadIdx.x; i < n; i += blockDim.x) out[to + i] = x[from + i];
 }
 
-// ids[r] = index of the greatest logit of row `r`, the lowest among equals; -1 where none is a number above minus infinity.
-extern "C" __global__ void argmax(const bf16* logits, int* ids, int n) {
+// ids[r] = index of the greatest logit of row `r`, the lowest among equals; -1 where any of them is no finite number. The blocks of a cluster take a
+// part of the row each. Grid: (PARTS, T).
+constexpr int PARTS = 8;
+extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) argmax(const bf16* logits, int* ids, int n) {
     take_turn();
     __shared__ float best_value[WARP];
     __shared__ int best_index[WARP];
+    // Value, index, and whether a logit of the part is not finite.
+    __shared__ float4 best;
+    const int share = (n + 8 * PARTS - 1) / (8 * PARTS) * 8, first = cluster_rank() * share, last = min(n, first + share);
+    const bf16* row = logits + (size_t)blockIdx.y * n;
     float value = -INF;
     int index = 0x7fffffff;
     // One logit that is no finite number says that the others are not to be trusted either.
     bool wrong = false;
     // A thread sees ascending indices, so the first of equals stays.
     if (n % 8 == 0)
-        for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
+        for (int i = first + threadIdx.x * 8; i < last; i += blockDim.x * 8) {
             float v[8];
-            load8(logits + (size_t)blockIdx.x * n + i, v);
+            load8(row + i, v);
 #pragma unroll
             for (int j = 0; j < 8; ++j)
             {
@@ -124,8 +131,8 @@ extern "C" __global__ void argmax(const bf16* logits, int* ids, int n) {
             }
         }
     else
-        for (int i = threadIdx.x; i < n; i += blockDim.x) {
-            const float v = f32(logits[(size_t)blockIdx.x * n + i]);
+        for (int i = first + threadIdx.x; i < last; i += blockDim.x) {
+            const float v = f32(row[i]);
             wrong |= !(fabsf(v) < INF);
             if (v > value) { value = v; index = i; }
         }
@@ -139,6 +146,17 @@ extern "C" __global__ void argmax(const bf16* logits, int* ids, int n) {
     if (threadIdx.x == 0) {
         for (int w = 1; w < blockDim.x / WARP; ++w)
             if (best_value[w] > value || (best_value[w] == value && best_index[w] < index)) { value = best_value[w]; index = best_index[w]; }
-        ids[blockIdx.x] = wrong ? -1 : index;
+        best = make_float4(value, __int_as_float(index), wrong ? 1.f : 0.f, 0.f);
     }
+    cluster_barrier();
+    if (cluster_rank() == 0 && threadIdx.x == 0) {
+        // Parts follow each other, so the first of equals stays.
+        for (int r = 1; r < PARTS; ++r) {
+            const float4 other = cluster_load(&best, r);
+            if (other.x > value) { value = other.x; index = __float_as_int(other.y); }
+            wrong |= other.z != 0.f;
+        }
+        ids[blockIdx.y] = wrong || index == 0x7fffffff ? -1 : index;
+    }
+    cluster_barrier();
 }

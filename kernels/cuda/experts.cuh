@@ -24,6 +24,7 @@ __device__ __forceinline__ Work work_of(int unit, const int* ids, const int* off
 
 // Weights of an expert as a stream over a tile: `fused` tiles hold 8 rows of gate and 8 of up, others 16 rows.
 struct Bf16Experts {
+    using Bf16Stream = Bf16Rows<2>;
     const bf16* w;
     int rows, cols;
     template <bool FUSED>
@@ -65,7 +66,8 @@ struct Fp8Experts {
 template <int NT, class Experts>
 __device__ __forceinline__ void gate_up(const bf16* x, const Experts& experts, const bf16* bias, const Work& work, const int* list, bf16* h, int topk, int parts,
                                         int clamped, float alpha, float limit) {
-    __shared__ Pool pool;
+    using W = decltype(experts.template tile<true>(0, 0, 0));
+    __shared__ Pool<W> pool;
     const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, q = threadIdx.x % 4, part = warp % parts;
     const int tile = blockIdx.x * (MMA_WARPS / parts) + warp / parts, hidden = experts.cols, inter = experts.rows / 2, col = tile * 8 + g;
     const bool held = tile * 8 < inter;
@@ -79,7 +81,6 @@ __device__ __forceinline__ void gate_up(const bf16* x, const Experts& experts, c
                 tokens.row[n] = x + (size_t)((list ? list[i] : i) / topk) * hidden;
             }
             const auto w = experts.template tile<true>(work.expert, tile, g);
-            using W = decltype(experts.template tile<true>(0, 0, 0));
             accumulate<W, NT>(pool, w, tokens, part, parts, acc);
         }
         reduce_warps<NT>(pool, acc, part, parts);
@@ -101,7 +102,8 @@ __device__ __forceinline__ void gate_up(const bf16* x, const Experts& experts, c
 // y[pair, hidden] in float. Grid: (ceil(ceil(hidden / 16) / (8 / parts)), experts).
 template <int NT, class Experts>
 __device__ __forceinline__ void down(const bf16* h, const Experts& experts, const bf16* bias, const Work& work, const int* list, float* y, int parts) {
-    __shared__ Pool pool;
+    using W = decltype(experts.template tile<false>(0, 0, 0));
+    __shared__ Pool<W> pool;
     const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, q = threadIdx.x % 4, part = warp % parts;
     const int tile = blockIdx.x * (MMA_WARPS / parts) + warp / parts, hidden = experts.rows, inter = experts.cols;
     const bool held = tile * 16 < hidden;
@@ -114,7 +116,6 @@ __device__ __forceinline__ void down(const bf16* h, const Experts& experts, cons
                 tokens.row[n] = h + (size_t)list[min(first + n * 8 + g, work.last - 1)] * inter;
             }
             const auto w = experts.template tile<false>(work.expert, tile, g);
-            using W = decltype(experts.template tile<false>(0, 0, 0));
             accumulate<W, NT>(pool, w, tokens, part, parts, acc);
         }
         reduce_warps<NT>(pool, acc, part, parts);
@@ -133,7 +134,8 @@ __device__ __forceinline__ void down(const bf16* h, const Experts& experts, cons
 template <class Experts>
 __device__ __forceinline__ void down_single(const bf16* h, const Experts& experts, const bf16* bias, const int* ids, const float* weights, void* y, int topk,
                                             int expert_start, int local_experts, int f32_out) {
-    __shared__ Pool pool;
+    using W = decltype(experts.template tile<false>(0, 0, 0));
+    __shared__ Pool<W> pool;
     float4* partial = reinterpret_cast<float4*>(&pool);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, q = lane % 4, hidden = experts.rows, inter = experts.cols;
     float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -144,7 +146,6 @@ __device__ __forceinline__ void down_single(const bf16* h, const Experts& expert
             Tokens<1> tokens;
             tokens.row[0] = h + (size_t)pair * inter;
             const auto w = experts.template tile<false>(expert, blockIdx.x, g);
-            using W = decltype(experts.template tile<false>(0, 0, 0));
             accumulate<W, 1>(pool, w, tokens, 0, 1, acc);
 #pragma unroll
             for (int c = 0; c < 4; ++c) {

@@ -47,7 +47,8 @@ __device__ __forceinline__ void project_mma(const bf16* x, const Weight& weight,
     const int part = warp % s.parts, batch = blockIdx.z, first = blockIdx.y * 8 * NT;
     const int split = CLUSTER == 1 ? 0 : cluster_rank();
     const int tile = blockIdx.x / CLUSTER * (MMA_WARPS / s.parts) + warp / s.parts;
-    __shared__ Pool pool;
+    using W = decltype(weight(0, 0, 0));
+    __shared__ Pool<W> pool;
     admit_next();
     float acc[NT][4] = {};
     if (tile * 16 < s.n) {
@@ -57,8 +58,7 @@ __device__ __forceinline__ void project_mma(const bf16* x, const Weight& weight,
             const int row = first + n * 8 + g;
             tokens.row[n] = x + (size_t)batch * s.x_batch + token_row(s, min(row, s.rows - 1)) * s.x_stride;
         }
-        auto w = weight(tile, batch, g);
-        using W = decltype(w);
+        const W w = weight(tile, batch, g);
         accumulate<W, NT, true>(pool, w, tokens, split * s.parts + part, CLUSTER * s.parts, acc);
     }
     reduce_warps<NT>(pool, acc, part, s.parts);
@@ -71,18 +71,20 @@ __device__ __forceinline__ void project_mma(const bf16* x, const Weight& weight,
             store_result(y, bias, s, batch, first + n * 8 + 2 * q + c % 2, tile * 16 + g + c / 2 * 8, acc[n][c]);
 }
 
-#define LINEAR_BF16(NAME, NT, CLUSTER, BLOCKS, ATTRIBUTE)                                                                                           \
+#define LINEAR_BF16(NAME, NT, DEPTH, CLUSTER, BLOCKS, ATTRIBUTE)                                                                            \
     extern "C" __global__ void ATTRIBUTE __launch_bounds__(MMA_WARPS * WARP, BLOCKS) NAME(const bf16* x, const bf16* w, const bf16* bias, void* y, SHAPE_PARAMS) { \
         const auto weight = [=](int tile, int batch, int g) {                                                                               \
             const bf16* matrix = w + batch * w_batch;                                                                                       \
-            return Bf16Stream{matrix + (size_t)min(tile * 16 + g, n - 1) * k, matrix + (size_t)min(tile * 16 + g + 8, n - 1) * k, k};        \
+            return Bf16Rows<DEPTH>{matrix + (size_t)min(tile * 16 + g, n - 1) * k, matrix + (size_t)min(tile * 16 + g + 8, n - 1) * k, k};   \
         };                                                                                                                                  \
         project_mma<NT, CLUSTER>(x, weight, bias, y, SHAPE);                                                                                \
     }
-LINEAR_BF16(linear_mma_bf16_1, 1, 1, 4, )
-LINEAR_BF16(linear_mma_bf16_2, 2, 1, 3, )
-LINEAR_BF16(linear_mma_bf16_1_split, 1, 4, 4, __cluster_dims__(4, 1, 1))
-LINEAR_BF16(linear_mma_bf16_2_split, 2, 4, 3, __cluster_dims__(4, 1, 1))
+LINEAR_BF16(linear_mma_bf16_1, 1, 3, 1, 4, )
+LINEAR_BF16(linear_mma_bf16_1_many, 1, 2, 1, 4, )
+LINEAR_BF16(linear_mma_bf16_2, 2, 2, 1, 3, )
+LINEAR_BF16(linear_mma_bf16_2_pair, 2, 2, 2, 3, __cluster_dims__(2, 1, 1))
+LINEAR_BF16(linear_mma_bf16_1_split, 1, 3, 4, 4, __cluster_dims__(4, 1, 1))
+LINEAR_BF16(linear_mma_bf16_2_split, 2, 2, 4, 3, __cluster_dims__(4, 1, 1))
 
 #define LINEAR_INT4(NAME, NT, BLOCKS)                                                                                                               \
     extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, BLOCKS) NAME(const bf16* x, const u8* w, const bf16* bias, void* y, SHAPE_PARAMS) { \

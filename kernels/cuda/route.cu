@@ -192,24 +192,46 @@ extern "C" __global__ void place_experts(const int* ids, const int* starts, cons
 // Lists of token-expert pairs by local expert, in token order: offsets[local + 1], pairs[n], active[count, units of work]. One block. A unit is up
 // to `unit` pairs of one expert: the expert in the low half of a word, which unit of it in the high half. Units of an expert that many tokens
 // chose run side by side and find its weights in the L2 cache; one block a tile would run them one after the other, while the rest is done.
-// For few pairs and up to BLOCK experts: each pair counts the equal ids before it. Shared: n ints.
-constexpr int BLOCK = 1024;
+// For up to ROUNDS * BLOCK pairs and BLOCK experts. A warp takes a run of the list, 32 pairs a round: how many pairs of an expert come before one
+// is what earlier warps and rounds counted and who stands before it in its own. Shared: experts * warps 16-bit counts.
+constexpr int BLOCK = 1024, ROUNDS = 4;
 extern "C" __global__ void __launch_bounds__(BLOCK) expert_lists(const int* ids, int* offsets, int* pairs, int* active, int n, int expert_start, int local_experts, int unit) {
     take_turn();
-    extern __shared__ int local_ids[];
-    __shared__ int counts[BLOCK], starts[BLOCK], warp_totals[WARP];
-    const int tid = threadIdx.x, lane = tid % WARP, warp = tid / WARP;
-    counts[tid] = 0;
-    for (int i = tid; i < n; i += BLOCK) {
-        const int e = ids[i] - expert_start;
-        local_ids[i] = e >= 0 && e < local_experts ? e : -1;
+    extern __shared__ unsigned short counts[];
+    __shared__ int starts[BLOCK], warp_totals[WARP];
+    const int tid = threadIdx.x, lane = tid % WARP, warp = tid / WARP, rounds = (n + BLOCK - 1) / BLOCK;
+    const u32 before_me = (1u << lane) - 1;
+    int experts[ROUNDS], ranks[ROUNDS];
+#pragma unroll
+    for (int r = 0; r < ROUNDS; ++r) {
+        const int i = (warp * rounds + r) * WARP + lane, e = r < rounds && i < n ? ids[i] - expert_start : -1;
+        experts[r] = e >= 0 && e < local_experts ? e : -1;
+    }
+    for (int i = tid; i < local_experts * (BLOCK / WARP); i += BLOCK) counts[i] = 0;
+    __syncthreads();
+    unsigned short* mine = counts + warp * local_experts;
+#pragma unroll
+    for (int r = 0; r < ROUNDS; ++r) {
+        if (r >= rounds) break;
+        const int e = experts[r], counted = e >= 0 ? mine[e] : 0;
+        const u32 same = __match_any_sync(FULL, e);
+        ranks[r] = counted + __popc(same & before_me);
+        __syncwarp();
+        // The last of them says how many there are now.
+        if (e >= 0 && same >> lane == 1) mine[e] = counted + __popc(same);
+        __syncwarp();
     }
     __syncthreads();
-    for (int i = tid; i < n; i += BLOCK)
-        if (local_ids[i] >= 0) atomicAdd(&counts[local_ids[i]], 1);
-    __syncthreads();
+    int count = 0;
+    if (tid < local_experts)
+#pragma unroll 8
+        for (int w = 0; w < BLOCK / WARP; ++w) {
+            const int more = counts[w * local_experts + tid];
+            counts[w * local_experts + tid] = count;
+            count += more;
+        }
     // One scan for both: pairs in the low half, units in the high half.
-    const int count = counts[tid], units = (count + unit - 1) / unit;
+    const int units = (count + unit - 1) / unit;
     int scanned = count + (units << 16);
 #pragma unroll
     for (int offset = 1; offset < WARP; offset *= 2) {
@@ -227,13 +249,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK) expert_lists(const int* ids,
         if (tid == local_experts - 1) { offsets[local_experts] = before + count; active[0] = scanned >> 16; }
     }
     __syncthreads();
-    for (int i = tid; i < n; i += BLOCK) {
-        const int e = local_ids[i];
-        if (e < 0) continue;
-        int rank = 0;
-        for (int j = 0; j < i; ++j) rank += local_ids[j] == e;
-        pairs[starts[e] + rank] = i;
-    }
+#pragma unroll
+    for (int r = 0; r < ROUNDS; ++r)
+        if (r < rounds && experts[r] >= 0) pairs[starts[experts[r]] + mine[experts[r]] + ranks[r]] = (warp * rounds + r) * WARP + lane;
 }
 
 // The same for any size: a thread an expert (looping), which walks all ids twice.

@@ -15,9 +15,10 @@ use crate::resolve;
 use clap::Args;
 use moetwin::cuda::exec::calibrate::{Exchanges, exchanges, floors};
 use moetwin::cuda::exec::{CudaExecutor, CudaOptions, DriverHost};
+use moetwin::kernels::launch::Choice;
 use moetwin::models::{Deployment, ModelSpec, RankId};
 use moetwin::sim::calibrate::{CalibrateError, Fit, LeftOut, Table, fit, leave_one_out, residuals, shipped_left_out, table_errors};
-use moetwin::sim::cost::{OwnExchange, OwnKernels, family_errors, medians};
+use moetwin::sim::cost::{OwnExchange, OwnKernels, OwnRow, family_errors, medians};
 use moetwin::sim::exec::gpu_rates;
 use moetwin::sim::import::nccl_tests::Measurement;
 use moetwin::sim::import::tables::{self, KEYS, Told};
@@ -263,6 +264,77 @@ impl Asked {
     }
 }
 
+/// What was measured so far.
+#[derive(Default)]
+struct Gathered {
+    rows: Vec<OwnRow>,
+    choices: Vec<Choice>,
+    exchanges: Vec<OwnExchange>,
+    forked: Vec<Forked>,
+    /// What is to be said of it.
+    said: Vec<String>,
+}
+
+impl Gathered {
+    /// Exchanges over several GPUs, with peer access and without; the machine with collectives fitted to them.
+    fn exchanges(&mut self, machine: Machine, ranks: u32, asked: &Asked, source: &str, begin: Instant) -> Result<Machine, Failure> {
+        let peer_access = machine.peer_access.value;
+        let direct = all_reduces(ranks, &SIZES)?;
+        calibration::progress(begin, "all-reduces");
+        let mut all = calibration::tables(&direct, peer_access, source);
+        asked.exchanges(Ways { ranks, peer_access, one_shot: true }, &mut self.exchanges, &mut self.said, &mut self.forked)?;
+        calibration::progress(begin, "exchanges of steps");
+        let names: Vec<&str> = asked.specs.iter().map(|(name, _)| name.as_str()).collect();
+        match calibration::exchanges_through_host(&HOST_SIZES, &names, &asked.points) {
+            Ok(host) => {
+                all.extend(calibration::tables(&host.exchanges, false, source));
+                self.exchanges.extend(host.rows);
+                self.said.extend(host.left.into_iter().map(|why| format!("without peer access: {why}")));
+            }
+            Err(Failure::Running(why)) => self.said.push(why),
+            Err(e) => return Err(e),
+        }
+        calibration::progress(begin, "the same without peer access");
+        self.said.extend(calibration::skew_words(&direct));
+        let (fitted, words) = with_exchanges(machine, &all);
+        self.said.push(words);
+        self.said.extend(all.iter().flat_map(table_words));
+        Ok(fitted)
+    }
+    /// Kernels of every model.
+    fn kernels(&mut self, asked: &Asked, begin: Instant) -> Result<(), Failure> {
+        for (name, spec) in &asked.specs {
+            let open = |ranks, capacity| CudaExecutor::open_alone(RankId(0), ranks, calibration::options(capacity));
+            let found = kernel_rows(spec, &asked.points, &open)?;
+            calibration::progress(begin, &format!("{} kernels of {name}", found.rows.len()));
+            self.said.extend(found.left.into_iter().map(|why| format!("{name}: {why}")));
+            self.rows.extend(found.rows);
+            self.choices.extend(found.choices);
+            self.forked.extend(found.forked);
+        }
+        self.said.extend(self.choices.iter().map(|c| {
+            format!(
+                "{} {} {} x {} at {} rows: {} warps a tile make the step faster than the constants'",
+                c.op, c.storage, c.n, c.k, c.rows, c.parts
+            )
+        }));
+        Ok(())
+    }
+    /// As a machine file has it, and everything that is to be said.
+    fn finish(self, machine: &Machine, source: &str, seed: u64) -> (OwnKernels, Vec<String>) {
+        let Self { rows, choices, exchanges, forked, mut said } = self;
+        let mut own = OwnKernels { choices, exchanges: medians(exchanges), ..OwnKernels::new(source.to_owned(), rows) };
+        own.joins = calibration::joins(machine, &own, &forked, seed);
+        said.extend(own.joins.map(|j| {
+            let us = |ps: u64| ps as f64 / 1e6;
+            let nccl = j.nccl_ps.map_or_else(String::new, |ps| format!(", {:.1} with NCCL's collectives in the graph", us(ps)));
+            let steps = forked.len();
+            format!("a command that waits for another stream costs a captured step {:.1} us{nccl} ({steps} steps)", us(j.kernels_ps))
+        }));
+        (own, said)
+    }
+}
+
 /// Measures the GPUs here and writes the machine file.
 fn on_gpus(args: &CalibrateArgs) -> Result<Outcome, Failure> {
     let begin = Instant::now();
@@ -291,54 +363,12 @@ fn on_gpus(args: &CalibrateArgs) -> Result<Outcome, Failure> {
     machine = with_floors(machine, &floor, &conditions.gpu, &source);
     calibration::progress(begin, "floors of launches, rate of copies");
     asked.points.least_ps = floor.graph_node_ps;
-    let (mut said, mut exchanged, mut forked) = (Vec::new(), Vec::new(), Vec::new());
+    let mut gathered = Gathered::default();
     if found > 1 {
-        let ranks = u32::try_from(found).unwrap_or(2);
-        let direct = all_reduces(ranks, &SIZES)?;
-        calibration::progress(begin, "all-reduces");
-        let mut all = calibration::tables(&direct, machine.peer_access.value, &source);
-        asked.exchanges(Ways { ranks, peer_access: machine.peer_access.value, one_shot: true }, &mut exchanged, &mut said, &mut forked)?;
-        calibration::progress(begin, "exchanges of steps");
-        let names: Vec<&str> = asked.specs.iter().map(|(name, _)| name.as_str()).collect();
-        match calibration::exchanges_through_host(&HOST_SIZES, &names, &asked.points) {
-            Ok(host) => {
-                all.extend(calibration::tables(&host.exchanges, false, &source));
-                exchanged.extend(host.rows);
-                said.extend(host.left.into_iter().map(|why| format!("without peer access: {why}")));
-            }
-            Err(Failure::Running(why)) => said.push(why),
-            Err(e) => return Err(e),
-        }
-        calibration::progress(begin, "the same without peer access");
-        said.extend(calibration::skew_words(&direct));
-        let (fitted, words) = with_exchanges(machine, &all);
-        machine = fitted;
-        said.push(words);
-        said.extend(all.iter().flat_map(table_words));
+        machine = gathered.exchanges(machine, u32::try_from(found).unwrap_or(2), &asked, &source, begin)?;
     }
-    let (mut rows, mut choices) = (Vec::new(), Vec::new());
-    for (name, spec) in &asked.specs {
-        let open = |ranks, capacity| CudaExecutor::open_alone(RankId(0), ranks, calibration::options(capacity));
-        let found = kernel_rows(spec, &asked.points, &open)?;
-        calibration::progress(begin, &format!("{} kernels of {name}", found.rows.len()));
-        said.extend(found.left.into_iter().map(|why| format!("{name}: {why}")));
-        rows.extend(found.rows);
-        choices.extend(found.choices);
-        forked.extend(found.forked);
-    }
-    said.extend(choices.iter().map(|c| {
-        format!("{} {} {} x {} at {} rows: {} warps a tile are faster than the constants'", c.op, c.storage, c.n, c.k, c.rows, c.parts)
-    }));
-    let mut own = OwnKernels { choices, exchanges: medians(exchanged), ..OwnKernels::new(source.clone(), rows) };
-    own.joins = calibration::joins(&machine, &own, &forked, asked.points.seed);
-    said.extend(own.joins.map(|j| {
-        let nccl = j.nccl_ps.map_or_else(String::new, |ps| format!(", {:.1} with NCCL's collectives in the graph", ps as f64 / 1e6));
-        format!(
-            "a command that waits for another stream costs a captured step {:.1} us{nccl} ({} steps)",
-            j.kernels_ps as f64 / 1e6,
-            forked.len()
-        )
-    }));
+    gathered.kernels(&asked, begin)?;
+    let (own, said) = gathered.finish(&machine, &source, asked.points.seed);
     let gpu = machine.models.iter().find(|m| Some(m.name.as_str()) == gpu_by_words(&conditions.gpu)).or(machine.models.first());
     let errors = gpu.map(|gpu| own.left_out(&gpu_rates(gpu))).unwrap_or_default();
     let measured =

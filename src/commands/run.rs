@@ -17,13 +17,12 @@ use crate::resolve;
 use answer::{json, report};
 use clap::{Args, ValueEnum};
 use flags::{all_reduce, check_ep_capacity, injection, launcher, refuse_flags, tuning, without_effect};
-use inputs::{open_text, prompts, text_prompt, weights};
+use inputs::{made_up, open_text, prompts, text_prompt, weights};
 use moetwin::cuda::exec::{CudaExecutor, CudaOptions};
 use moetwin::cuda::launcher::Launcher;
 use moetwin::models::{Deployment, RankId};
 use moetwin::runtime::builtin;
 use moetwin::runtime::text::Sampler;
-use moetwin::runtime::weights::SyntheticWeights;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -322,7 +321,7 @@ fn slice_of(args: &RunArgs, rank: Option<RankId>, deployment: Deployment, launch
     };
     let mut of = conditions(args, name, &deployment);
     of.collective_delay_us = rank.map(|_| args.collective_delay);
-    let weights = SyntheticWeights::new(&spec, args.deployment.seed);
+    let weights = made_up(args, &spec)?;
     let slice = Slice { spec: &spec, weights: &weights, deployment, step, rank, seed: args.deployment.seed, conditions: of };
     let tuning = tuning(args)?;
     let open = |capacity| {

@@ -20,11 +20,26 @@ const WIDE_ROWS: u64 = 8;
 /// Cache rows from which it pays: at 128 the queries it loads cost more than the rows it saves.
 const WIDE_CONTEXT: u64 = 512;
 const WIDE_BLOCKS: u64 = 132;
+/// Threads and shared memory of the same kernel for Hopper (`Shared` in decode_mla_hopper.cu), and cache rows that a split is worth.
+const HOPPER_THREADS: u32 = 384;
+const HOPPER_SHARED: u64 = 9 * 64 * 128 + 4 * 9 * 32 * 128 + 64 * 128 + 4 * 2 * 64 + 8 * 64 + 8 * (4 + 4 + 2);
+const HOPPER_SPLIT_ROWS: u64 = 64;
+/// Query rows (tokens times heads) below which cache rows must be many for it to pay.
+const HOPPER_QUERIES: u64 = 256;
+const HOPPER_CONTEXT: u64 = 512;
 /// Blocks that fill a GPU: two on each of 132 multiprocessors.
 const FULL_BLOCKS: u64 = 264;
+/// Widest value whose tiles leave room for four blocks on a multiprocessor, blocks that fill a GPU then, and cache rows that a split is worth:
+/// fewer cost more in merging (H200, 2026-11-30, 32 heads over 4 of 128, 1 to 64 tokens, 128 to 4096 rows). Where blocks are few a tile each is
+/// faster, up to what merges in one round.
+const SMALL_VALUE: u64 = 128;
+const SMALL_BLOCKS: u64 = 512;
+const SMALL_ROWS: u64 = 128;
 /// Columns that a block of the absorbing kernel takes, and tokens that its second form takes.
 const ABSORB_COLS: u64 = 256;
 const ABSORB_TOKENS: u64 = 4;
+/// Token rows above which Hopper's kernel absorbs: below, the weights are read once all the same.
+const ABSORB_ROWS: u64 = 8;
 /// Threads of a block that merges splits.
 const COMBINE_BLOCK: u32 = 128;
 /// Splits that the combining kernel's loop handles a round.
@@ -53,10 +68,14 @@ impl Attend {
         let halves = TILE_HEADS * keys + TILE_ROWS * keys + values + TILE_HEADS * (TILE_ROWS + PAD);
         2 * halves + 4 * TILE_HEADS * (TILE_ROWS + 4) + 4 * TILE_HEADS
     }
-    /// Whether the kernel for many heads of MLA takes it: its widths, and cache rows enough to be worth the queries that a block loads.
-    fn is_wide(&self) -> bool {
-        let mla = self.value_offset == 0 && self.key_width == 576 && self.value_width == 512 && self.stride == 576 && self.window == 0;
-        mla && self.heads > 2 * TILE_HEADS && matches!(self.sinks, Arg::Null) && self.rows >= WIDE_ROWS
+    /// Whether its widths are those that the kernels for MLA's many heads are made for.
+    fn is_latent(&self) -> bool {
+        let mla = self.value_offset == 0 && self.key_width == 576 && self.value_width == 512 && self.stride == 576;
+        mla && self.window == 0 && matches!(self.sinks, Arg::Null)
+    }
+    /// Whether the portable one of them takes it: cache rows enough to be worth the queries that a block loads.
+    fn is_wide(&self, longest: u64) -> bool {
+        self.is_latent() && self.heads > 2 * TILE_HEADS && self.rows >= WIDE_ROWS && longest >= WIDE_CONTEXT
     }
     /// Whether the tensor-core kernel takes these widths.
     fn fits(&self) -> bool {
@@ -188,13 +207,23 @@ impl Plan<'_> {
     }
 
     fn attend(&mut self, a: &Attend) -> Result<(), LaunchError> {
-        if a.is_wide() && self.longest() >= WIDE_CONTEXT {
+        let longest = self.longest();
+        if self.tuning.is_hopper() && a.is_latent() && (a.rows * a.heads >= HOPPER_QUERIES || longest >= HOPPER_CONTEXT) {
+            return self.attend_hopper(a);
+        }
+        if a.is_wide(longest) {
             return self.attend_wide(a);
         }
-        let longest = self.longest();
         let longest = if a.window > 0 { longest.min(u64::from(a.window)) } else { longest };
         let across = a.key_heads * (a.heads / a.key_heads).div_ceil(TILE_HEADS);
-        let splits = FULL_BLOCKS.div_ceil((a.rows * across).max(1)).min(longest.div_ceil(TILE_ROWS)).max(1);
+        let blocks = (a.rows * across).max(1);
+        let splits = if a.value_width <= SMALL_VALUE {
+            let long = (SMALL_BLOCKS / blocks).min(longest / SMALL_ROWS);
+            let short = (FULL_BLOCKS / blocks).min(longest.div_ceil(TILE_ROWS)).min(UNROLLED_SPLITS);
+            long.max(short).max(1)
+        } else {
+            FULL_BLOCKS.div_ceil(blocks).min(longest.div_ceil(TILE_ROWS)).max(1)
+        };
         let (partial, states) = self.split_scratch(a, splits);
         let args = vec![
             Arg::Input(0),
@@ -235,6 +264,20 @@ impl Plan<'_> {
         args.extend([self.int(a.heads, "heads")?, Arg::F32(a.scale as f32), self.int(splits, "splits")?]);
         self.grid("decode_mla.cu", "attend_mla", [a.rows, across, splits], THREADS, WIDE_SHARED_BYTES, args)?;
         self.combine(a, splits, partial, states)
+    }
+
+    /// The same on Hopper's warpgroup products. Two splits of a token are a cluster of two blocks, which merges them.
+    fn attend_hopper(&mut self, a: &Attend) -> Result<(), LaunchError> {
+        let across = a.heads.div_ceil(WIDE_HEADS);
+        let splits = (WIDE_BLOCKS / (a.rows * across).max(1)).min(self.longest().div_ceil(HOPPER_SPLIT_ROWS)).max(1);
+        let merges = splits == 2;
+        let (partial, states) = if merges { (Arg::Null, Arg::Null) } else { self.split_scratch(a, splits) };
+        let mut args =
+            vec![Arg::Input(0), Arg::Input(1), Arg::Output(0), partial.clone(), states.clone(), Arg::Sequences, self.sequences()?];
+        args.extend([self.int(a.heads, "heads")?, Arg::F32(a.scale as f32), self.int(splits, "splits")?]);
+        let kernel = if merges { "attend_mla_hopper_2" } else { "attend_mla_hopper" };
+        self.grid("decode_mla_hopper.cu", kernel, [a.rows, across, splits], HOPPER_THREADS, HOPPER_SHARED, args)?;
+        if merges { Ok(()) } else { self.combine(a, splits, partial, states) }
     }
 
     /// Cache rows of the longest sequence.
@@ -312,9 +355,28 @@ impl Plan<'_> {
         let heads = columns / u64::from(nope + rope);
         let mut args = vec![Arg::Input(0), Arg::Input(1), Arg::Output(0), self.int(rows, "rows")?, self.int(heads, "heads")?];
         args.extend([Arg::I32(nope as i32), Arg::I32(rope as i32), Arg::I32(v_dim as i32), self.int(kv, "kv_lora")?]);
+        if self.tuning.is_hopper() && rows > ABSORB_ROWS && (u64::from(nope)).is_multiple_of(8) {
+            return self.absorb_hopper(rows, heads, [u64::from(nope), u64::from(rope), u64::from(v_dim), kv]);
+        }
         let (kernel, tokens) = if rows == 1 { ("mla_absorb_query_1", 1) } else { ("mla_absorb_query_4", ABSORB_TOKENS) };
         let blocks = [heads, kv.div_ceil(ABSORB_COLS), rows.div_ceil(tokens)];
         self.grid("attention.cu", kernel, blocks, WARPS * 32, 4 * u64::from(WARPS) * ABSORB_COLS * tokens, args)
+    }
+
+    /// The same on Hopper's warpgroup products: a product a head, whose weights lie turned.
+    fn absorb_hopper(&mut self, rows: u64, heads: u64, [nope, rope, v_dim, kv]: [u64; 4]) -> Result<(), LaunchError> {
+        let product = Product {
+            rows,
+            n: kv,
+            k: nope,
+            x_strides: (heads * (nope + rope), nope + rope),
+            y_strides: (heads * (kv + rope), kv + rope),
+            batch: heads,
+            w_stride: (nope + v_dim) * kv,
+            cached: false,
+        };
+        let extra = [self.int(rope, "rope")?];
+        self.hopper_product(&product, "mla_absorb_query_hopper", [Arg::Input(0), Arg::Input(1), Arg::Null], false, &extra)
     }
 
     fn mla_expand_value(&mut self, nope: u64, v_dim: u64) -> Result<(), LaunchError> {

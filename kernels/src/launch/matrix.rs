@@ -16,6 +16,11 @@ const TILE_TOKENS: u64 = 8;
 const PLAIN_ROWS: u64 = 8;
 /// The same of a dense projection's warps.
 const DENSE_LEAST_STEPS: u64 = 8;
+/// The same of plain rows, whose steps are longer; tiles from which four warps a tile are enough, and from which two stages a warp are: what was
+/// fastest of 1 to 8 warps, 1 to 8 blocks and 2 or 3 stages on an H200 (2026-11-30, projections of Kimi-K2.5 and Qwen3-30B-A3B at 1 and 16 rows).
+const PLAIN_LEAST_STEPS: u64 = 3;
+const FULL_TILES: u64 = 400;
+const MANY_TILES: u64 = 4096;
 /// Fewest steps a warp should have when several share a tile: about twice what it keeps in flight.
 const LEAST_STEPS: u64 = 6;
 /// Warps from which more of them on a tile no longer pay: between the counts at which two and four, four and eight were measured equal on an
@@ -30,7 +35,13 @@ const CLUSTER: u64 = 4;
 const TILE: u64 = 64;
 const TILED_BLOCK: u32 = 128;
 const TILED_SHARED_BYTES: u64 = 3 * 2 * TILE * TILE * 2;
-/// Most pairs that one block sorts in shared memory, and most experts (`BLOCK` in route.cu).
+/// Threads of a warpgroup, stages of two tiles, and blocks of a cluster of Hopper's kernel (linear_hopper.cu).
+const HOPPER_GROUP: u32 = 128;
+const HOPPER_STAGES: u64 = 4;
+const HOPPER_CLUSTER: u64 = 8;
+/// Columns of token rows in a buffer of the staged experts, times tiles of tokens (`Staged` in experts_staged.cuh).
+const STAGED_COLS: u64 = 512;
+/// Most pairs that one block sorts in shared memory, and most experts (`ROUNDS * BLOCK` and `BLOCK` in route.cu).
 const LISTED_PAIRS: u64 = 4096;
 const LISTED_EXPERTS: u64 = 1024;
 /// Elements of a row that a block of the experts' sum takes.
@@ -56,6 +67,13 @@ pub(super) struct Product {
     pub(super) cached: bool,
 }
 
+impl Product {
+    /// Whether it is one product of whole rows side by side.
+    fn is_whole(&self) -> bool {
+        self.batch == 1 && !self.cached && (self.x_strides.0, self.y_strides.0) == (self.k, self.n)
+    }
+}
+
 /// The source of the experts kernels of a format.
 fn experts_source(storage: Storage) -> &'static str {
     match storage {
@@ -68,19 +86,54 @@ fn experts_source(storage: Storage) -> &'static str {
 /// Columns that a step of a kernel takes (`STEP` of the streams in mma.cuh).
 fn step_of(storage: Storage) -> u64 {
     match storage {
-        Storage::Rows(_) => 32,
+        Storage::Rows(_) => 64,
         Storage::Int4 { .. } => 128,
         Storage::Fp8 { .. } => 64,
     }
 }
 
 /// Warps that share a tile of the experts, for rows of `steps` steps and `tiles` tiles in all: as few as fill the GPU, since long rows start
-/// and end less often, but not so many that a warp has less than its pipeline holds. Plain rows are read in pieces of 64 bytes a warp, so two
-/// warps at least read neighbours.
+/// and end less often, but not so many that a warp has less than its pipeline holds.
 fn parts_of(storage: Storage, steps: u64, tiles: u64) -> u64 {
-    let least = if matches!(storage, Storage::Rows(_)) { 2 } else { 1 };
-    let most = most_parts(steps, LEAST_STEPS);
-    [1, 2, 4].into_iter().find(|p| (least..most).contains(p) && tiles * p >= FULL_WARPS).unwrap_or(most)
+    let most = most_parts(steps, if matches!(storage, Storage::Rows(_)) { PLAIN_LEAST_STEPS } else { LEAST_STEPS });
+    [1, 2, 4].into_iter().find(|p| *p < most && tiles * p >= FULL_WARPS).unwrap_or(most)
+}
+
+/// Shared memory of the staged experts for units of `tokens` tiles of tokens (`Staged` in experts_staged.cuh).
+fn staged_bytes(storage: Storage, tokens: u64) -> u64 {
+    let (stages, size, step, tiles): (u64, u64, u64, u64) = match storage {
+        Storage::Int4 { .. } => (5, 1152, 128, tokens),
+        _ => (3, 2048, 64, tokens),
+    };
+    let chunk = STAGED_COLS / (tiles * step);
+    let buffers = (stages - 1).div_ceil(chunk) + 1;
+    // For INT4 what sums begin with: four floats for every piece of 32 columns, tile and quarter of a warp.
+    let offsets = if matches!(storage, Storage::Int4 { .. }) { chunk * step / 32 } else { 1 };
+    u64::from(WARPS) * stages * size + buffers * TILE_TOKENS * tiles * (2 * chunk * step + 64) + offsets * tiles * 4 * 16
+}
+
+/// Warps that share a tile of a dense product: many where tiles are few, so that every multiprocessor has some, as many as leave each of them
+/// enough steps.
+fn dense_parts(plain: bool, steps: u64, tiles: u64) -> u64 {
+    if !plain {
+        return most_parts(steps, DENSE_LEAST_STEPS);
+    }
+    let most = most_parts(steps, PLAIN_LEAST_STEPS);
+    if tiles >= FULL_TILES { most.min(4) } else { most }
+}
+
+/// Blocks of a cluster that share the tiles of `blocks` blocks: where these are too few to keep the memory busy, and rows are long.
+fn dense_cluster(steps: u64, parts: u64, blocks: u64, tokens: u64) -> u64 {
+    if parts < 8 {
+        return 1;
+    }
+    if blocks < 50 && steps >= PLAIN_LEAST_STEPS * parts * CLUSTER {
+        CLUSTER
+    } else if tokens > 1 && blocks < FEW_BLOCKS && steps >= 2 * (PLAIN_LEAST_STEPS + 1) * parts {
+        2
+    } else {
+        1
+    }
 }
 
 /// As many warps as leave each of them `least` steps.
@@ -127,25 +180,29 @@ impl Plan<'_> {
         }
         let plain = matches!(storage, Storage::Rows(_));
         if plain && p.rows > 2 * TILE_TOKENS {
+            // What is offered to a matrix library is neither in float nor by heads.
+            if self.tuning.is_hopper() && p.rows <= TILE && !p.cached && (f32_out || p.batch > 1) {
+                let split = p.n.div_ceil(TILE) * p.batch < FEW_BLOCKS && p.k >= 2 * HOPPER_CLUSTER * TILE;
+                let kernel = if split { "linear_hopper_split" } else { "linear_hopper" };
+                return self.hopper_product(p, kernel, operands, f32_out, &[]);
+            }
             return self.tiled(p, operands, f32_out);
         }
         let steps = p.k.div_ceil(step_of(storage));
         let tiles = p.n.div_ceil(TILE_ROWS);
-        let chosen = self.tuning.parts(&Asked { op: "linear", storage, n: p.n, k: p.k, rows: p.rows });
-        let parts = chosen.unwrap_or_else(|| most_parts(steps, DENSE_LEAST_STEPS));
         let tokens = [1, 2].into_iter().find(|t| p.rows <= t * TILE_TOKENS).unwrap_or(4);
+        let chosen = self.tuning.parts(&Asked { op: "linear", storage, n: p.n, k: p.k, rows: p.rows });
+        let parts = chosen.unwrap_or_else(|| dense_parts(plain, steps, tiles * p.batch));
         let blocks = tiles.div_ceil(u64::from(WARPS) / parts);
         let across = p.rows.div_ceil(TILE_TOKENS * tokens);
-        let split = chosen.is_none()
-            && plain
-            && blocks * across * p.batch < FEW_BLOCKS
-            && steps >= 2 * parts * CLUSTER
-            && (parts == 8 || p.batch == 1);
-        let kernel = match (storage, tokens, split) {
-            (Storage::Rows(_), 1, false) => "linear_mma_bf16_1",
-            (Storage::Rows(_), _, false) => "linear_mma_bf16_2",
-            (Storage::Rows(_), 1, true) => "linear_mma_bf16_1_split",
-            (Storage::Rows(_), _, true) => "linear_mma_bf16_2_split",
+        let cluster = if plain && chosen.is_none() { dense_cluster(steps, parts, blocks * across * p.batch, tokens) } else { 1 };
+        let kernel = match (storage, tokens, cluster) {
+            (Storage::Rows(_), 1, 1) if tiles >= MANY_TILES => "linear_mma_bf16_1_many",
+            (Storage::Rows(_), 1, 1) => "linear_mma_bf16_1",
+            (Storage::Rows(_), 1, _) => "linear_mma_bf16_1_split",
+            (Storage::Rows(_), _, 1) => "linear_mma_bf16_2",
+            (Storage::Rows(_), _, 2) => "linear_mma_bf16_2_pair",
+            (Storage::Rows(_), ..) => "linear_mma_bf16_2_split",
             (Storage::Int4 { .. }, 1, _) => "linear_mma_int4_1",
             (Storage::Int4 { .. }, 2, _) => "linear_mma_int4_2",
             (Storage::Int4 { .. }, ..) => "linear_mma_int4_4",
@@ -158,8 +215,28 @@ impl Plan<'_> {
             let scales = storage.scales_at(Extent { experts: 1, rows: p.n, cols: p.k });
             args.extend([Arg::InputAt { index: 1, offset: scales }, Arg::I32(block_rows as i32), Arg::I32(block_cols as i32)]);
         }
-        let wide = if split { blocks * CLUSTER } else { blocks };
-        self.grid("linear.cu", kernel, [wide, across, p.batch], BLOCK, 0, args)
+        self.grid("linear.cu", kernel, [blocks * cluster, across, p.batch], BLOCK, 0, args)
+    }
+
+    /// A product on Hopper's warpgroup products (linear_hopper.cu); `extra` follows the arguments of all products.
+    pub(super) fn hopper_product(
+        &mut self,
+        p: &Product,
+        kernel: &'static str,
+        operands: [Arg; 3],
+        f32_out: bool,
+        extra: &[Arg],
+    ) -> Result<(), LaunchError> {
+        let mut args = self.product_args(p, operands, 1, f32_out)?;
+        args.extend_from_slice(extra);
+        let (groups, cluster) = match kernel {
+            "linear_hopper_split" => (1, HOPPER_CLUSTER),
+            "linear_hopper" => (1, 1),
+            _ => (2, 1),
+        };
+        let blocks = [p.n.div_ceil(TILE * groups) * cluster, p.rows.div_ceil(TILE), p.batch];
+        let shared = HOPPER_STAGES * (groups + 1) * TILE * TILE * 2;
+        self.grid("linear_hopper.cu", kernel, blocks, HOPPER_GROUP * groups as u32, shared, args)
     }
 
     /// A product of many token rows: both operands in tiles.
@@ -170,8 +247,7 @@ impl Plan<'_> {
         let (kernel, wide) = if split { ("linear_tile_bf16_split", blocks * CLUSTER) } else { ("linear_tile_bf16", blocks) };
         let biased = !matches!(args[2], Arg::Null);
         self.grid("linear_tile.cu", kernel, [wide, across, p.batch], TILED_BLOCK, TILED_SHARED_BYTES, args)?;
-        let whole = p.batch == 1 && !p.cached && (p.x_strides.0, p.y_strides.0) == (p.k, p.n);
-        if whole && !f32_out && p.rows >= LIBRARY_ROWS {
+        if p.is_whole() && !f32_out && p.rows >= LIBRARY_ROWS {
             self.offer(DenseProduct { rows: p.rows, n: p.n, k: p.k, biased });
         }
         Ok(())
@@ -201,7 +277,7 @@ impl Plan<'_> {
         let (rows, hidden) = self.matrix_out(0)?;
         let (_, topk) = self.matrix(self.node.inputs[1])?;
         let down = self.graph.local_shape(self.node.inputs[4], self.rank)?;
-        let e = ExpertsPlan {
+        let mut e = ExpertsPlan {
             rows,
             hidden,
             topk,
@@ -213,6 +289,7 @@ impl Plan<'_> {
             // Where the intermediate dimension is cut, one rank adds the bias of down.
             down_biased: self.node.inputs.len() > 5 && self.graph.deployment.axis_index(Axis::MoeTp, self.rank) == 0,
             f32_out: element_of(self.graph, self.node.outputs[0]) == Element::F32,
+            least_tokens: 1,
         };
         if e.pairs == 0 {
             return Ok(());
@@ -225,6 +302,10 @@ impl Plan<'_> {
         }
         if rows == 1 {
             return self.experts_single(&e, activation, storages, h);
+        }
+        let forms = [self.up_form(&e, storages[0]), self.down_form(&e, storages[1])];
+        if storages.iter().zip(forms).any(|(s, (_, staged))| staged && matches!(s, Storage::Rows(_))) {
+            e.least_tokens = 2;
         }
         let offsets = self.scratch(4 * (e.local + 1));
         let active = self.scratch(4 * (e.units() + 1));
@@ -242,12 +323,10 @@ impl Plan<'_> {
             self.int(e.tokens() * TILE_TOKENS, "tokens of a unit")?,
         ];
         let kernel = if small { "expert_lists" } else { "expert_lists_large" };
-        self.grid("route.cu", kernel, [1, 1, 1], LISTED_EXPERTS as u32, if small { 4 * e.pairs } else { 0 }, args)?;
+        self.grid("route.cu", kernel, [1, 1, 1], LISTED_EXPERTS as u32, if small { 2 * (LISTED_EXPERTS / 32) * e.local } else { 0 }, args)?;
         let lists = [offsets, list, active];
         self.gate_up(&e, activation, storages[0], Some(&lists), h.clone())?;
-        let steps = e.inter.div_ceil(step_of(storages[1]));
-        let parts = self.expert_parts(&e, storages[1]);
-        let parts = parts.unwrap_or_else(|| parts_of(storages[1], steps, e.hidden.div_ceil(TILE_ROWS) * e.active()));
+        let (parts, staged) = forms[1];
         let mut args = vec![h];
         args.extend(self.weights(storages[1], self.node.inputs[4], 4)?);
         args.push(if e.down_biased { Arg::Input(6) } else { Arg::Null });
@@ -260,6 +339,11 @@ impl Plan<'_> {
             self.int(parts, "parts")?,
         ]);
         let kernel = match (storages[1], e.tokens()) {
+            (Storage::Rows(_), 2) if staged => "experts_down_bf16_staged_2",
+            (Storage::Rows(_), _) if staged => "experts_down_bf16_staged_4",
+            (Storage::Int4 { .. }, 1) if staged => "experts_down_int4_staged_1",
+            (Storage::Int4 { .. }, 2) if staged => "experts_down_int4_staged_2",
+            (Storage::Int4 { .. }, _) if staged => "experts_down_int4_staged_4",
             (Storage::Rows(_), 1) => "experts_down_bf16_1",
             (Storage::Rows(_), 2) => "experts_down_bf16_2",
             (Storage::Rows(_), _) => "experts_down_bf16_4",
@@ -271,13 +355,27 @@ impl Plan<'_> {
             (Storage::Fp8 { .. }, _) => "experts_down_fp8_4",
         };
         let blocks = e.hidden.div_ceil(TILE_ROWS).div_ceil(u64::from(WARPS) / parts);
-        self.grid(experts_source(storages[1]), kernel, [blocks, e.units(), 1], BLOCK, 0, args)?;
+        let shared = if staged { staged_bytes(storages[1], e.tokens()) } else { 0 };
+        self.grid(experts_source(storages[1]), kernel, [blocks, e.units(), 1], BLOCK, shared, args)?;
         self.experts_sum(&e, y)
     }
 
-    /// Warps that share a tile of an experts' product, where that was measured.
-    fn expert_parts(&self, e: &ExpertsPlan, storage: Storage) -> Option<u64> {
-        self.tuning.parts(&Asked { op: "experts", storage, n: e.inter, k: e.hidden, rows: e.rows })
+    /// Warps that share a tile of an experts' product, and whether its token rows are staged: where every warp has a tile of its own. Rows that
+    /// are read at once by all of them are then read once.
+    fn expert_form(&self, e: &ExpertsPlan, storage: Storage, steps: u64, tiles: u64) -> (u64, bool) {
+        let measured = self.tuning.parts(&Asked { op: "experts", storage, n: e.inter, k: e.hidden, rows: e.rows });
+        let many = e.rows > 1 && tiles >= FULL_WARPS;
+        let parts = measured.unwrap_or_else(|| if many { 1 } else { parts_of(storage, steps, tiles) });
+        let stages = matches!(storage, Storage::Rows(_) | Storage::Int4 { .. });
+        (parts, parts == 1 && e.rows > 1 && stages)
+    }
+
+    fn up_form(&self, e: &ExpertsPlan, storage: Storage) -> (u64, bool) {
+        let active = if e.rows > 1 { e.active() } else { e.topk };
+        self.expert_form(e, storage, e.hidden.div_ceil(step_of(storage)), e.inter.div_ceil(FUSED_COLS) * active)
+    }
+    fn down_form(&self, e: &ExpertsPlan, storage: Storage) -> (u64, bool) {
+        self.expert_form(e, storage, e.inter.div_ceil(step_of(storage)), e.hidden.div_ceil(TILE_ROWS) * e.active())
     }
 
     /// Gate, up and the activation of the listed pairs, or of one token's choices.
@@ -289,9 +387,7 @@ impl Plan<'_> {
         lists: Option<&[Arg; 3]>,
         h: Arg,
     ) -> Result<(), LaunchError> {
-        let active = if lists.is_some() { e.active() } else { e.topk };
-        let parts = self.expert_parts(e, storage);
-        let parts = parts.unwrap_or_else(|| parts_of(storage, e.hidden.div_ceil(step_of(storage)), e.inter.div_ceil(FUSED_COLS) * active));
+        let (parts, staged) = self.up_form(e, storage);
         let mut args = vec![Arg::Input(0)];
         args.extend(self.weights(storage, self.node.inputs[3], 3)?);
         args.push(if e.biased { Arg::Input(5) } else { Arg::Null });
@@ -312,6 +408,11 @@ impl Plan<'_> {
         args.extend(activation_args(activation));
         let tokens = if lists.is_some() { e.tokens() } else { 1 };
         let kernel = match (storage, tokens) {
+            (Storage::Rows(_), 2) if staged => "experts_gate_up_bf16_staged_2",
+            (Storage::Rows(_), _) if staged => "experts_gate_up_bf16_staged_4",
+            (Storage::Int4 { .. }, 1) if staged => "experts_gate_up_int4_staged_1",
+            (Storage::Int4 { .. }, 2) if staged => "experts_gate_up_int4_staged_2",
+            (Storage::Int4 { .. }, _) if staged => "experts_gate_up_int4_staged_4",
             (Storage::Rows(_), 1) => "experts_gate_up_bf16_1",
             (Storage::Rows(_), 2) => "experts_gate_up_bf16_2",
             (Storage::Rows(_), _) => "experts_gate_up_bf16_4",
@@ -324,7 +425,8 @@ impl Plan<'_> {
         };
         let y = if lists.is_some() { e.units() } else { e.topk };
         let blocks = e.inter.div_ceil(FUSED_COLS).div_ceil(u64::from(WARPS) / parts);
-        self.grid(experts_source(storage), kernel, [blocks, y, 1], BLOCK, 0, args)
+        let shared = if staged { staged_bytes(storage, tokens) } else { 0 };
+        self.grid(experts_source(storage), kernel, [blocks, y, 1], BLOCK, shared, args)
     }
 
     /// One token: its choices are the list, and down sums them.
@@ -410,6 +512,8 @@ struct ExpertsPlan {
     biased: bool,
     down_biased: bool,
     f32_out: bool,
+    /// Fewest token tiles of a unit: two for plain rows, whose staged kernels compute only tiles with tokens.
+    least_tokens: u64,
 }
 
 impl ExpertsPlan {
@@ -425,6 +529,6 @@ impl ExpertsPlan {
     /// Token tiles of a unit of work: enough for twice the mean of tokens that an expert gets; more tokens are further units.
     fn tokens(&self) -> u64 {
         let mean = self.pairs.div_ceil(self.local.max(1));
-        [1, 2].into_iter().find(|t| 2 * mean <= t * TILE_TOKENS).unwrap_or(4)
+        [1, 2].into_iter().filter(|t| *t >= self.least_tokens).find(|t| 2 * mean <= t * TILE_TOKENS).unwrap_or(4)
     }
 }

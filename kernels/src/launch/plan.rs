@@ -13,9 +13,13 @@ pub(super) const BLOCK: u32 = WARPS * 32;
 const WIDE_BLOCK: u32 = 1024;
 /// Shared memory that a block may have on every architecture the kernels are compiled for: 99 KB of SM120.
 pub const SHARED_LIMIT_BYTES: u32 = 99 << 10;
+/// The same of the kernels that only Hopper runs (CUDA C++ programming guide 13.0, compute capability 9.0: 227 KB).
+pub const HOPPER_SHARED_BYTES: u32 = 227 << 10;
 /// Scratch pieces start at multiples of this.
 const ALIGNMENT_BYTES: u64 = 256;
 
+/// Blocks that share a row of logits (`PARTS` in elementwise.cu).
+const ARGMAX_PARTS: u64 = 8;
 /// Experts of a router whose choice a thread an expert makes (`route_ranked` in route.cu).
 const RANKED_EXPERTS: u64 = 512;
 
@@ -50,7 +54,7 @@ pub fn launches(graph: &Graph, node: NodeId, rank: RankId) -> Result<Launches, L
     launches_with(graph, node, rank, &Tuning::default())
 }
 
-/// The same with choices that were measured.
+/// The same with choices that were measured, and for the architecture that they name.
 pub fn launches_with(graph: &Graph, node: NodeId, rank: RankId, tuning: &Tuning) -> Result<Launches, LaunchError> {
     let mut plan = Plan { graph, node: &graph.nodes[node], rank, tuning, out: Launches::default() };
     plan.op()?;
@@ -119,7 +123,7 @@ impl Plan<'_> {
             Op::Argmax => {
                 let (rows, n) = self.matrix(self.node.inputs[0])?;
                 let args = vec![Input(0), Output(0), self.int(n, "columns")?];
-                self.grid("elementwise.cu", "argmax", [rows, 1, 1], row_block(n), 0, args)
+                self.grid("elementwise.cu", "argmax", [ARGMAX_PARTS, rows, 1], BLOCK, 0, args)
             }
             Op::Linear { .. } => self.linear(),
             Op::Route { router, topk } => self.route(router, *topk),
@@ -170,7 +174,8 @@ impl Plan<'_> {
         let [x, y, z] = blocks;
         // Limits of the launch: CUDA C++ programming guide 13.0, table of technical specifications.
         let grid = (below("blocks", x, i32::MAX as u32)?, below("blocks along y", y, 65_535)?, below("blocks along z", z, 65_535)?);
-        let shared_bytes = below("bytes of shared memory", shared_bytes, SHARED_LIMIT_BYTES)?;
+        let limit = if self.tuning.is_hopper() { HOPPER_SHARED_BYTES } else { SHARED_LIMIT_BYTES };
+        let shared_bytes = below("bytes of shared memory", shared_bytes, limit)?;
         self.out.launches.push(Launch { source, kernel, grid, block, shared_bytes, args, product: None });
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Every launch of every model that runs stays within what SM120 allows, and tables agree with the sources.
 
-use super::{SHARED_LIMIT_BYTES, SOURCES, launches};
+use super::{HOPPER_SHARED_BYTES, SHARED_LIMIT_BYTES, SOURCES, Tuning, launches_with};
 use moetwin_models::{BuildOptions, Deployment, NodeId, Op, Phase, RankId, Step, plan, zoo};
 
 /// Names of the kernels that a source defines, macros expanded by hand where a kernel's name is pasted together.
@@ -8,6 +8,9 @@ fn defined(kernel: &str, text: &str) -> bool {
     if let Some(name) = kernel.strip_prefix("experts_gate_up_").or_else(|| kernel.strip_prefix("experts_down_"))
         && let Some((format, tokens)) = name.split_once('_')
     {
+        if let Some(tokens) = tokens.strip_prefix("staged_") {
+            return text.contains(&format!("_STAGED({format}, {tokens},"));
+        }
         let made = if tokens == "single" { format!("SINGLE({format},") } else { format!("({format}, {tokens},") };
         return text.contains(&made);
     }
@@ -37,12 +40,17 @@ fn launches_of_every_model_are_within_limits_and_name_kernels_that_exist() {
                 if op.is_communication() || matches!(op, Op::Slice { .. }) {
                     continue;
                 }
-                let plan = launches(&graph, id, RankId(0)).unwrap_or_else(|e| panic!("{model} tp {tp} batch {batch}: {e}"));
-                assert!(!plan.launches.is_empty());
-                for launch in plan.launches {
-                    assert!(launch.shared_bytes <= SHARED_LIMIT_BYTES, "{}: {} bytes", launch.kernel, launch.shared_bytes);
-                    let source = SOURCES.iter().find(|s| s.name == launch.source).expect("a source of the list");
-                    assert!(defined(launch.kernel, source.text), "{} in {}", launch.kernel, launch.source);
+                for (hopper, limit) in [(false, SHARED_LIMIT_BYTES), (true, HOPPER_SHARED_BYTES)] {
+                    let tuning = Tuning::default().on_hopper(hopper);
+                    let plan =
+                        launches_with(&graph, id, RankId(0), &tuning).unwrap_or_else(|e| panic!("{model} tp {tp} batch {batch}: {e}"));
+                    assert!(!plan.launches.is_empty());
+                    for launch in plan.launches {
+                        assert!(launch.shared_bytes <= limit, "{}: {} bytes", launch.kernel, launch.shared_bytes);
+                        assert!(hopper || !launch.kernel.contains("hopper"), "{}", launch.kernel);
+                        let source = SOURCES.iter().find(|s| s.name == launch.source).expect("a source of the list");
+                        assert!(defined(launch.kernel, source.text), "{} in {}", launch.kernel, launch.source);
+                    }
                 }
             }
         }

@@ -29,6 +29,7 @@ pub struct Choice {
 pub struct Tuning {
     choices: Vec<Choice>,
     everywhere: Option<u32>,
+    hopper: bool,
 }
 
 /// What a product is asked about.
@@ -53,11 +54,18 @@ pub fn storage_word(storage: Storage) -> &'static str {
 impl Tuning {
     /// Choices that were measured; those with other than [`PARTS`] warps are left out.
     pub fn new(choices: Vec<Choice>) -> Self {
-        Self { choices: choices.into_iter().filter(|c| PARTS.contains(&c.parts)).collect(), everywhere: None }
+        Self { choices: choices.into_iter().filter(|c| PARTS.contains(&c.parts)).collect(), ..Self::default() }
     }
     /// The same everywhere, to measure what it brings.
     pub fn everywhere(parts: u32) -> Self {
-        Self { choices: Vec::new(), everywhere: Some(parts) }
+        Self { everywhere: Some(parts), ..Self::default() }
+    }
+    /// The same for a GPU of Hopper's architecture, which has kernels of its own beside those that run everywhere.
+    pub fn on_hopper(self, hopper: bool) -> Self {
+        Self { hopper, ..self }
+    }
+    pub(super) fn is_hopper(&self) -> bool {
+        self.hopper
     }
     /// How many shapes it speaks of.
     pub fn len(&self) -> usize {

@@ -13,6 +13,8 @@ pub enum Distribution {
         /// 0 is uniform.
         exponent: f64,
     },
+    /// Every token takes the same experts; which ones differs from layer to layer.
+    Same,
     /// As counted.
     Histogram(RoutingHistogram),
 }
@@ -34,12 +36,49 @@ impl Distribution {
     /// Errors where the distribution is none, or does not speak of the model's MoE layers, given as `(layer, experts)`.
     pub fn check(&self, layers: &[(u16, u32)]) -> Result<(), RoutingError> {
         match self {
-            Distribution::Uniform => Ok(()),
+            Distribution::Uniform | Distribution::Same => Ok(()),
             Distribution::Zipf { exponent } if (0.0..=MOST_EXPONENT).contains(exponent) => Ok(()),
             Distribution::Zipf { exponent } => Err(RoutingError::Exponent { exponent: exponent.to_string() }),
             Distribution::Histogram(h) => h.check(layers),
         }
     }
+
+    /// How probable it is that a token takes each expert of `layer`: `topk` in sum, as far as none is certain. Entry `i` is the `i`-th most
+    /// popular expert, for the caller to place; of a histogram, expert `i`. `None` where a histogram says nothing of the layer.
+    pub fn inclusion(&self, layer: u16, experts: usize, topk: usize) -> Option<Vec<f64>> {
+        let share = topk as f64 / experts.max(1) as f64;
+        Some(match self {
+            Distribution::Uniform => vec![share.min(1.0); experts],
+            Distribution::Same => (0..experts).map(|i| f64::from(u8::from(i < topk))).collect(),
+            Distribution::Zipf { exponent } => race((1..=experts).map(|r| libm::pow(r as f64, -exponent)).collect(), topk),
+            Distribution::Histogram(h) => {
+                let counts = h.layers.get(&layer).filter(|c| c.len() == experts)?;
+                let total = counts.iter().sum::<u64>() as f64;
+                counts.iter().map(|c| (topk as f64 * *c as f64 / total).min(1.0)).collect()
+            }
+        })
+    }
+}
+
+/// Halvings of an interval that f64 can tell apart.
+const HALVINGS: u32 = 200;
+
+/// Probabilities to be among the first `topk` arrivals, where arrivals are exponential with these rates and the time of the `topk`-th is taken
+/// as fixed: drawing without putting back is such a race.
+fn race(rates: Vec<f64>, topk: usize) -> Vec<f64> {
+    if topk >= rates.len() {
+        return vec![1.0; rates.len()];
+    }
+    let by = |time: f64| rates.iter().map(move |r| 1.0 - libm::exp(-time * r));
+    let (mut early, mut late) = (0.0, 1.0);
+    while by(late).sum::<f64>() < topk as f64 && late < f64::MAX / 2.0 {
+        late *= 2.0;
+    }
+    for _ in 0..HALVINGS {
+        let middle = (early + late) / 2.0;
+        if by(middle).sum::<f64>() < topk as f64 { early = middle } else { late = middle }
+    }
+    by(late).collect()
 }
 
 impl RoutingHistogram {

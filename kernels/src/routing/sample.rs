@@ -101,9 +101,10 @@ impl SampledRouting {
         let draws = if key.layer.is_some() { LAYER_DRAWS } else { POOL_DRAWS };
         let count = draws.checked_div(tokens * u64::from(key.topk)).unwrap_or(1).clamp(1, MOST_ROUTINGS);
         let mut layer = Layer::new(key, placement, weights);
+        layer.same = self.distribution == Distribution::Same;
         let mut routings: Vec<Vec<Load>> = (0..count)
             .map(|_| {
-                if matches!(self.distribution, Distribution::Zipf { .. }) {
+                if matches!(self.distribution, Distribution::Zipf { .. } | Distribution::Same) {
                     layer.shuffle(&mut rng);
                 }
                 scale(layer.route(tokens, &mut rng), tokens, key.tokens)
@@ -116,7 +117,7 @@ impl SampledRouting {
     /// Popularity of the experts, most popular first for Zipf; `None` where all are alike.
     fn weights(&self, key: &PoolKey) -> Option<Vec<f64>> {
         match &self.distribution {
-            Distribution::Uniform => None,
+            Distribution::Uniform | Distribution::Same => None,
             Distribution::Zipf { exponent } => Some((1..=key.experts).map(|r| libm::pow(f64::from(r), -exponent)).collect()),
             // Layers without counts were refused by the check; asked all the same, they are uniform.
             Distribution::Histogram(h) => key
@@ -161,6 +162,8 @@ struct Layer {
     /// Which expert has the `i`-th weight.
     order: Vec<u32>,
     urn: Urn,
+    /// Whether every token takes what the first one took.
+    same: bool,
 }
 
 impl Layer {
@@ -190,6 +193,7 @@ impl Layer {
             slot_count,
             order: (0..key.experts).collect(),
             urn: Urn::new(experts, weights),
+            same: false,
         }
     }
     /// Gives the weights to other experts.
@@ -206,7 +210,9 @@ impl Layer {
         let groups = self.group_urn();
         let mut chosen = Vec::with_capacity(self.topk);
         for token in 0..tokens {
-            self.choose(rng, groups.as_ref(), &mut chosen);
+            if token == 0 || !self.same {
+                self.choose(rng, groups.as_ref(), &mut chosen);
+            }
             for index in &chosen {
                 let slots = &self.slots[self.order[*index] as usize];
                 if slots.is_empty() {

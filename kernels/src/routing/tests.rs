@@ -149,3 +149,27 @@ proptest! {
         prop_assert_eq!((0..parts).map(|r| other.load(&query, r)).collect::<Vec<_>>(), loads);
     }
 }
+
+#[test]
+fn the_same_experts_of_every_token_are_as_many_as_one_token_takes() {
+    let routing = SampledRouting::new(Distribution::Same, 4);
+    for tokens in [1, 5, 64] {
+        let loads: Vec<Load> = (0..8).map(|rank| routing.load(&kimi(tokens, 8), rank)).collect();
+        assert_eq!((loads.iter().map(|l| l.distinct).sum::<u64>(), loads.iter().map(|l| l.pairs).sum::<u64>()), (8, 8 * tokens));
+    }
+    let of = |layer| (0..8).map(|rank| routing.load(&RoutingQuery { layer, ..kimi(64, 8) }, rank).distinct).collect::<Vec<_>>();
+    assert!((2..40).any(|layer| of(layer) != of(1)), "layers differ");
+}
+
+#[test]
+fn as_many_experts_are_likely_as_a_token_takes() {
+    let distributions =
+        [Distribution::Uniform, Distribution::Same, Distribution::Zipf { exponent: 0.0 }, Distribution::Zipf { exponent: 2.0 }];
+    for distribution in distributions {
+        let likely = distribution.inclusion(1, 384, 8).unwrap();
+        assert!((likely.iter().sum::<f64>() - 8.0).abs() < 1e-9, "{distribution:?}");
+        assert!(likely.windows(2).all(|w| w[0] >= w[1]) && likely[0] <= 1.0, "{distribution:?}");
+    }
+    let one_for_all = Distribution::Zipf { exponent: 1.0 }.inclusion(1, 4, 8).unwrap();
+    assert_eq!(one_for_all, [1.0; 4]);
+}

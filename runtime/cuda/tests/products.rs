@@ -5,6 +5,7 @@ mod support;
 use moetwin_cuda::exec::CudaExecutor;
 use moetwin_cuda::exec::CudaOptions;
 use moetwin_cuda::exec::fake::{Asked, FakeHost};
+use moetwin_kernels::launch::LIBRARY_ROWS;
 use moetwin_models::{BuildOptions, LogitsRows, Phase, RankId, Sequence, Step, plan};
 use moetwin_runtime::reference::StepInputs;
 use moetwin_runtime::weights::SyntheticWeights;
@@ -39,5 +40,5 @@ fn a_library_takes_products_of_many_rows_and_nothing_else() {
     // In each of the two layers the compressing, the query's and the output's projection; the dense layer's two; the shared expert's first, as
     // its second contracts two columns a rank. The router's results are f32, and the logits are of one row.
     assert_eq!(products, 9, "of {kernels} launches");
-    assert_eq!(prefill(&FakeHost::default().with_library(), 255).0, 0, "few rows are ours");
+    assert_eq!(prefill(&FakeHost::default().with_library(), LIBRARY_ROWS as u32 - 1).0, 0, "few rows are ours");
 }

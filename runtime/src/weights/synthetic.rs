@@ -1,6 +1,7 @@
 //! Weights without a checkpoint: seeded, the same for every split, and generated share by share.
 
 use super::load::{LoadError, Share, WeightSource};
+use super::routed::RouterBiases;
 use half::bf16;
 use moetwin_kernels::dequant::{decode_e4m3, encode_e4m3};
 use moetwin_kernels::reference::{Array, Data};
@@ -19,12 +20,26 @@ use std::ops::Range;
 pub struct SyntheticWeights {
     seed: u64,
     tied_embeddings: bool,
+    biases: Option<RouterBiases>,
 }
 
 impl SyntheticWeights {
     /// Weights of a model; equal seeds give equal weights.
     pub fn new(spec: &ModelSpec, seed: u64) -> Self {
-        Self { seed, tied_embeddings: spec.tied_embeddings }
+        Self { seed, tied_embeddings: spec.tied_embeddings, biases: None }
+    }
+    pub(super) fn seed(&self) -> u64 {
+        self.seed
+    }
+    pub(super) fn set_biases(&mut self, biases: RouterBiases) {
+        self.biases = Some(biases);
+    }
+    /// Biases of a layer's router that are not drawn.
+    pub(super) fn biases(&self, role: WeightRole, layer: u16) -> Option<&[f32]> {
+        self.biases.as_ref()?.of(role, layer)
+    }
+    fn given(&self, share: &Share) -> Option<&[f32]> {
+        self.biases(share.weight.role, share.weight.layer?)
     }
     fn stream(&self, share: &Share, role: WeightRole, expert: u32) -> ChaCha8Rng {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
@@ -66,6 +81,9 @@ impl WeightSource for SyntheticWeights {
     fn recipe(&self, graph: &Graph, tensor: TensorId, rank: RankId) -> Result<Option<Recipe>, LoadError> {
         let share = Share::of(graph, tensor, rank)?;
         let role = self.role(&share);
+        if self.given(&share).is_some() {
+            return Ok(None);
+        }
         let seed = ChaCha8Rng::seed_from_u64(self.seed).get_seed();
         let word = |i: usize| u32::from_le_bytes([seed[4 * i], seed[4 * i + 1], seed[4 * i + 2], seed[4 * i + 3]]);
         Ok(Some(Recipe {
@@ -81,6 +99,10 @@ impl WeightSource for SyntheticWeights {
     fn load(&self, graph: &Graph, tensor: TensorId, rank: RankId) -> Result<Array<f32>, LoadError> {
         let share = Share::of(graph, tensor, rank)?;
         let role = self.role(&share);
+        if let Some(biases) = self.given(&share) {
+            let rows = share.rows.iter().cloned().flatten().map(|row| biases.get(row as usize).copied().unwrap_or(0.0));
+            return Ok(Array { data: Data::Real(rows.collect()), sizes: share.sizes });
+        }
         let grid = Grid::of(role, share.weight.format, share.whole.cols);
         let mut values = Vec::with_capacity(share.len);
         for &expert in &share.experts {

@@ -95,6 +95,10 @@ pub(super) fn refuse_flags(args: &RunArgs) -> Result<(), Failure> {
         let error = InputError::new("--collective-delay", "is what stands in for a collective with --only-rank, in microseconds");
         return Err(error.value(delay.to_string()).accepted(["0 to 1000000, with --only-rank R"]).into());
     }
+    if args.deployment.routing.is_some() && !args.synthetic {
+        let error = InputError::new("--routing", "is what made-up weights are made for; of a checkpoint its router decides");
+        return Err(error.accepted(["--synthetic --routing R"]).into());
+    }
     if let Some(trace) = &args.trace
         && args.backend == Backend::Cpu
     {
@@ -139,7 +143,6 @@ pub(super) fn without_effect(run: &RunArgs) -> Vec<(&'static str, &'static str)>
         ("--p2p", args.p2p.is_some()),
         ("--allreduce", args.allreduce.is_some() && backend == Backend::Cpu),
         ("--nccl-graph", args.nccl_graph.is_some()),
-        ("--routing", args.routing.is_some()),
         ("--kv-dtype", args.kv_dtype.is_some()),
         ("--matmul", run.matmul.is_some() && backend == Backend::Cpu),
     ];

@@ -5,10 +5,11 @@ use super::{DEFAULT_MAX_TOKENS, DEFAULT_PROMPT, DRAWN_PROMPT, RunArgs};
 use crate::error::{Failure, InputError};
 use crate::prompt;
 use crate::resolve::{self, Place};
+use crate::scenario::routing;
 use moetwin::models::ModelSpec;
 use moetwin::runtime::builtin;
 use moetwin::runtime::text::{TextError, TextModel, stop_tokens};
-use moetwin::runtime::weights::{CheckpointWeights, Layers, SyntheticWeights, WeightSource, first_layers};
+use moetwin::runtime::weights::{CheckpointWeights, Layers, SyntheticWeights, UnroutableModel, WeightSource, first_layers};
 use std::path::Path;
 
 /// The model with its first layers only.
@@ -81,9 +82,18 @@ pub(super) fn prompts(args: &RunArgs, spec: &ModelSpec, text: Option<&TextPrompt
     Ok(prompts)
 }
 
+/// Weights drawn by the seed, under which tokens choose experts as `--routing` says.
+pub(super) fn made_up(args: &RunArgs, spec: &ModelSpec) -> Result<SyntheticWeights, Failure> {
+    let weights = SyntheticWeights::new(spec, args.deployment.seed);
+    let Some(asked) = &args.deployment.routing else { return Ok(weights) };
+    let distribution = routing(Some(asked), spec)?;
+    let refused = |e: UnroutableModel| InputError::new("--routing", e.to_string()).accepted(["uniform", "no --routing"]).into();
+    weights.with_routing(spec, &distribution).map_err(refused)
+}
+
 pub(super) fn weights(args: &RunArgs, name: &str, place: &Place, spec: &ModelSpec) -> Result<Box<dyn WeightSource>, Failure> {
     if args.synthetic {
-        return Ok(Box::new(SyntheticWeights::new(spec, args.deployment.seed)));
+        return Ok(Box::new(made_up(args, spec)?));
     }
     let layers = if args.layers.is_some() { Layers::First } else { Layers::All };
     let opened = match place {

@@ -85,6 +85,8 @@ fn shapes() -> Vec<Shape> {
         list.push(experts("experts bf16, Qwen3", rows, 128, 8, 2048, 768, WeightFormat::Bf16));
         list.push(attention("mla decode, 64 heads, 128", rows, 128, 64));
         list.push(attention("mla decode, 64 heads, 4096", rows, 4095, 64));
+        list.push(attention("mla decode, 32 heads, 4096", rows, 4095, 32));
+        list.push(attention("mla decode, 8 heads, 4096", rows, 4095, 8));
     }
     for rows in [256, 2048] {
         list.push(projection("prefill o 7168 x 8192", rows, 7168, 8192, o));

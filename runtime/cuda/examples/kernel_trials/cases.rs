@@ -15,87 +15,171 @@ pub(crate) struct Family {
     pub(crate) name: &'static str,
     pub(crate) draw: fn(&mut Numbers) -> Case,
     pub(crate) wrong: (&'static str, &'static str),
+    pub(crate) by: By,
+}
+
+/// Which kernels carry a family out, where there is a choice.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// Those that a run would take.
+    Choice,
+    /// Those of every architecture.
+    Portable,
+    /// Those of Hopper, and none where that is not at hand.
+    Hopper,
+    /// A warp a tile of weights.
+    OneWarp,
 }
 
 pub(crate) const FAMILIES: &[Family] = &[
     Family {
         name: "linear bf16",
         draw: linear_bf16,
+        by: By::Choice,
         wrong: ("else ((bf16*)y)[at] = to_bf16(v);", "else ((bf16*)y)[at] = to_bf16(1.05f * v);"),
     },
     Family {
         name: "linear bf16 split over a cluster",
         draw: linear_split,
+        by: By::Choice,
         wrong: ("for (int r = 1; r < CLUSTER; ++r)", "for (int r = 2; r < CLUSTER; ++r)"),
     },
     Family {
         name: "linear bf16, many rows",
         draw: linear_tile,
+        by: By::Choice,
         wrong: ("mma(acc[4 * i + 2 * j + 1], a[i], b[j][2], b[j][3]);", "mma(acc[4 * i + 2 * j + 1], a[i], b[j][3], b[j][2]);"),
     },
     Family {
         name: "linear bf16, for a library",
         draw: linear_offered,
+        by: By::Choice,
         wrong: ("mma(acc[4 * i + 2 * j + 1], a[i], b[j][2], b[j][3]);", "mma(acc[4 * i + 2 * j + 1], a[i], b[j][3], b[j][2]);"),
     },
-    Family { name: "linear int4", draw: linear_int4, wrong: ("0xc308c308u", "0xc307c307u") },
-    Family { name: "linear fp8", draw: linear_fp8, wrong: ("& 0x07f007f0u", "& 0x07e007e0u") },
+    Family { name: "linear int4", draw: linear_int4, by: By::Choice, wrong: ("0xc308c308u", "0xc307c307u") },
+    Family { name: "linear fp8", draw: linear_fp8, by: By::Choice, wrong: ("& 0x07f007f0u", "& 0x07e007e0u") },
     Family {
         name: "router logits",
         draw: router_logits,
+        by: By::Portable,
         wrong: ("if (s.f32_out) ((float*)y)[at] = v;", "if (s.f32_out) ((float*)y)[at] = v * 1.01f;"),
     },
     Family {
         name: "experts bf16",
         draw: |n| experts(n, BF16),
+        by: By::Choice,
         wrong: ("activate(acc[n][c] + gate_bias, acc[n][2 + c] + up_bias", "activate(acc[n][2 + c] + gate_bias, acc[n][c] + up_bias"),
     },
     Family {
         name: "experts int4",
         draw: |n| experts(n, INT4),
+        by: By::Choice,
         wrong: ("+ tile) * ((cols + 127) / 128) * INT4_TILE_BYTES", "+ tile) * ((cols + 126) / 128) * INT4_TILE_BYTES + 16"),
     },
     Family {
         name: "experts fp8",
         draw: |n| experts(n, FP8),
+        by: By::Choice,
         wrong: ("const float* high = FUSED ? low +", "const float* high = FUSED ? low + 0 *"),
     },
-    Family { name: "expert lists", draw: |n| experts(n, BF16), wrong: ("rank += local_ids[j] == e", "rank += local_ids[j] >= e") },
+    Family {
+        name: "expert lists",
+        draw: |n| experts(n, BF16),
+        by: By::Choice,
+        wrong: ("units = (count + unit - 1) / unit", "units = count / unit"),
+    },
     Family {
         name: "one token's experts",
         draw: experts_single,
+        by: By::Choice,
         wrong: ("total.z += partial[p * WARP + lane].z", "total.z += partial[lane].z"),
     },
-    Family { name: "route", draw: route, wrong: ("ids[blockIdx.x * topk + rank] = e;", "ids[blockIdx.x * topk + rank] = e ^ 1;") },
+    Family {
+        name: "route",
+        draw: route,
+        by: By::Choice,
+        wrong: ("ids[blockIdx.x * topk + rank] = e;", "ids[blockIdx.x * topk + rank] = e ^ 1;"),
+    },
     Family {
         name: "norms and sums",
         draw: elementwise,
+        by: By::Choice,
         wrong: ("v[j] = f32(to_bf16(row[i + j] * scale)) * w[j];", "v[j] = f32(to_bf16(row[i + j] * scale));"),
     },
     Family {
         name: "argmax",
         draw: argmax,
+        by: By::Choice,
         wrong: ("if (v[j] > value) { value = v[j]; index = i + j; }", "if (v[j] > value) { value = v[j]; index = i; }"),
     },
-    Family { name: "qkv prepare", draw: qkv_prepare, wrong: ("(b * c + a * s) * factor", "(b * c - a * s) * factor") },
+    Family { name: "qkv prepare", draw: qkv_prepare, by: By::Choice, wrong: ("(b * c + a * s) * factor", "(b * c - a * s) * factor") },
     Family {
         name: "gqa attention",
         draw: gqa_attention,
+        by: By::Choice,
         wrong: ("last = s.past + t - s.row_start + 1", "last = s.past + t - s.row_start + 0"),
     },
-    Family { name: "mla norm and rope", draw: mla_front, wrong: ("(a * c - b * s) * factor", "(a * c + b * s) * factor") },
+    Family { name: "mla norm and rope", draw: mla_front, by: By::Choice, wrong: ("(a * c - b * s) * factor", "(a * c + b * s) * factor") },
     Family {
         name: "mla absorb and expand",
         draw: mla_heads,
+        by: By::Portable,
         wrong: ("for (int p = 0; p < WARPS; ++p) sum += sums", "for (int p = 1; p < WARPS; ++p) sum += sums"),
     },
-    Family { name: "mla decode", draw: mla_decode, wrong: ("seen.sum * old + sum", "seen.sum + sum") },
-    Family { name: "mla decode, many heads", draw: mla_wide, wrong: ("u32 valued = keys + 2 *", "u32 valued = keys + 16 + 2 *") },
-    Family { name: "merging splits", draw: long_attention, wrong: ("v.x += part.x * factor,", "v.x += part.x * 0.5f * factor,") },
+    Family { name: "mla decode", draw: mla_decode, by: By::Choice, wrong: ("seen.sum * old + sum", "seen.sum + sum") },
+    Family {
+        name: "mla decode, many heads",
+        draw: mla_wide,
+        by: By::Portable,
+        wrong: ("u32 valued = keys + 2 *", "u32 valued = keys + 16 + 2 *"),
+    },
+    Family {
+        name: "merging splits",
+        draw: long_attention,
+        by: By::Choice,
+        wrong: ("v.x += part.x * factor,", "v.x += part.x * 0.5f * factor,"),
+    },
     Family {
         name: "mla prefill",
         draw: mla_prefill,
+        by: By::Choice,
         wrong: ("row -= s.sequences[i].past + s.sequences[i].rows, ++i", "row -= s.sequences[i].rows, ++i"),
+    },
+    Family {
+        name: "router logits on Hopper",
+        draw: |n| router_logits_of(n, &[17, 31, 33, 64]),
+        by: By::Hopper,
+        wrong: ("further(b, k * 32)", "further(b, k * 16)"),
+    },
+    Family {
+        name: "mla absorb and expand on Hopper",
+        draw: |n| mla_heads_of(n, &[9, 17, 40, 64, 70]),
+        by: By::Hopper,
+        wrong: ("TURNED ? 16 * ROW_BYTES : 32", "TURNED ? 8 * ROW_BYTES : 32"),
+    },
+    Family {
+        name: "mla decode on Hopper",
+        draw: |n| mla_wide_of(n, &[8, 9, 30, 140], &[8, 40, 64, 100]),
+        by: By::Hopper,
+        wrong: ("sum[h] * old[h] + more[h]", "sum[h] + more[h]"),
+    },
+    Family {
+        name: "mla decode in clusters",
+        draw: |n| mla_wide_of(n, &[45, 66], &[20, 64]),
+        by: By::Hopper,
+        wrong: ("factor[h][r] /= sum;", "factor[h][r] *= 0.5f;"),
+    },
+    Family {
+        name: "experts int4, a warp a tile",
+        draw: |n| experts(n, INT4),
+        by: By::OneWarp,
+        wrong: ("make_float4(sum[0], sum[1], sum[0], sum[1])", "make_float4(sum[0], sum[1], sum[1], sum[0])"),
+    },
+    Family {
+        name: "experts bf16, a warp a tile",
+        draw: |n| experts(n, BF16),
+        by: By::OneWarp,
+        wrong: ("w.low[p].w, w.high[p].w, v.z, v.w", "w.low[p].w, w.high[p].w, v.w, v.z"),
     },
 ];
 
@@ -162,7 +246,10 @@ fn linear_fp8(n: &mut Numbers) -> Case {
     linear(n, FP8, rows, out, k, O)
 }
 fn router_logits(n: &mut Numbers) -> Case {
-    let (rows, out, k) = (n.pick(ROWS), n.pick(&[8, 60, 128, 384]), n.pick(&[64, 100, 2048, 7168]));
+    router_logits_of(n, ROWS)
+}
+fn router_logits_of(n: &mut Numbers, rows: &[u64]) -> Case {
+    let (rows, out, k) = (n.pick(rows), n.pick(&[8, 60, 128, 384]), n.pick(&[64, 100, 2048, 7168]));
     let format = n.pick(&[BF16, WeightFormat::F32]);
     linear(n, format, rows, out, k, (LinearRole::Router, WeightRole::Router))
 }
@@ -430,7 +517,10 @@ fn mla_front(n: &mut Numbers) -> Case {
 }
 
 fn mla_heads(n: &mut Numbers) -> Case {
-    let rows = n.pick(&[1u64, 2, 5, 9, 40]);
+    mla_heads_of(n, &[1, 2, 5, 9, 40])
+}
+fn mla_heads_of(n: &mut Numbers, rows: &[u64]) -> Case {
+    let rows = n.pick(rows);
     let mut b = Build::rows(rows);
     let (heads, nope, dim, v, kv) = (n.pick(&[1u64, 3, 8]), n.pick(&[16u64, 128]), 64u64, n.pick(&[16u64, 128]), n.pick(&[32u64, 64, 512]));
     let absorb = n.below(2) == 0;
@@ -466,11 +556,14 @@ fn mla_decode(n: &mut Numbers) -> Case {
 
 /// Kimi's and DeepSeek's widths, many heads and enough tokens for the kernel that shares rows among them.
 fn mla_wide(n: &mut Numbers) -> Case {
-    let count = n.pick(&[8, 9, 30, 140]);
+    mla_wide_of(n, &[8, 9, 30, 140], &[40, 64, 100])
+}
+fn mla_wide_of(n: &mut Numbers, counts: &[u64], heads: &[u64]) -> Case {
+    let count = n.pick(counts);
     let mut list: Vec<(u32, u32)> = (0..count).map(|_| (n.below(150) as u32, 1)).collect();
     list[0].0 = 600;
     let mut b = Build::new(&list);
-    let heads = n.pick(&[40u64, 64, 100]);
+    let heads = n.pick(heads);
     let q = matrix(n, list.len(), (heads * 576) as usize, 1.0);
     b.real(vec![Dim::Tokens, Dim::Fixed(heads * 576)], q);
     cache(&mut b, n, 576);

@@ -13,11 +13,12 @@ mod exchange;
 mod planted;
 
 use build::Numbers;
-use cases::{FAMILIES, Family};
+use cases::{By, FAMILIES, Family};
 use exchange::EXCHANGES;
 use moetwin_cuda::Search;
 use moetwin_cuda::exec::compile::{compile_all, compile_changed, plant_changed};
 use moetwin_cuda::exec::trial::Trial;
+use moetwin_kernels::launch::Tuning;
 use moetwin_runtime::builtin;
 use std::error::Error;
 use std::io::{Write, stdout};
@@ -26,6 +27,8 @@ use std::path::Path;
 /// Runs cases of a family; the first fault, or the greatest error.
 fn cases(trial: &mut Trial, family: &Family, seed: u64, count: u64) -> Result<Result<f64, String>, Box<dyn Error>> {
     let mut worst: f64 = 0.0;
+    trial.keep_to_portable(family.by == By::Portable);
+    trial.set_tuning(if family.by == By::OneWarp { Tuning::everywhere(1) } else { Tuning::default() });
     for i in 0..count {
         let case = (family.draw)(&mut Numbers(seed.wrapping_add(i)));
         match case.check(trial)? {
@@ -96,7 +99,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         return bench::run(&mut trial, &spec, only, given("--sweep").is_some());
     }
     let mut failed = 0;
-    let chosen = || FAMILIES.iter().filter(|f| only.is_none_or(|o| f.name.contains(o)));
+    let hopper = trial.is_hopper();
+    let chosen = || FAMILIES.iter().filter(|f| only.is_none_or(|o| f.name.contains(o)) && (hopper || f.by != By::Hopper));
     for family in chosen() {
         let line = match cases(&mut trial, family, seed, count)? {
             Ok(worst) => format!("ok, greatest error {worst:.1e}"),

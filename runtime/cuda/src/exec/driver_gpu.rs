@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 /// Streams of a rank.
 const STREAMS: usize = 2;
+/// Major compute capability of Hopper.
+const HOPPER: u32 = 9;
 /// How long a wait looks without pause: a decode step ends within it, and a pause would add to every step.
 const SPIN: Duration = Duration::from_millis(5);
 /// How often a longer wait looks whether it is over.
@@ -125,7 +127,7 @@ impl DriverGpu {
         if launch.shared_bytes > DEFAULT_SHARED_BYTES {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function belongs to a loaded module of this context.
-            unsafe { result::function::set_function_attribute(function, attribute, SHARED_LIMIT_BYTES as i32) }
+            unsafe { result::function::set_function_attribute(function, attribute, launch.shared_bytes.max(SHARED_LIMIT_BYTES) as i32) }
                 .map_err(failed(format!("shared memory of {}", launch.kernel)))?;
         }
         self.functions.insert(launch.kernel, function);
@@ -264,6 +266,9 @@ impl Gpu for DriverGpu {
         unsafe { sys::cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), std::ptr::null_mut()) }
             .result()
             .map_err(failed(format!("launching {}", launch.kernel)))
+    }
+    fn is_hopper(&self) -> bool {
+        self.device.as_ref().and_then(|d| d.compute_capability().ok()).is_some_and(|(major, _)| major == HOPPER)
     }
     fn plan_product(&mut self, product: &DenseProduct) -> Result<bool, GpuError> {
         self.products.as_mut().map_or(Ok(false), |p| p.plan(product))

@@ -163,6 +163,10 @@ fn lock<T>(words: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The operations of one GPU, used by the one thread that owns it.
 pub trait Gpu {
+    /// Whether it is of Hopper's architecture, which has kernels of its own.
+    fn is_hopper(&self) -> bool {
+        false
+    }
     /// Reserves memory.
     fn allocate(&mut self, bytes: u64) -> Result<Address, GpuError>;
     /// Copies from the host; finished on return.

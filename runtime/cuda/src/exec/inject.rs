@@ -230,6 +230,9 @@ impl<G: Gpu> Gpu for Injecting<G> {
         self.saboteur.call("launch")?;
         self.gpu.launch(stream, launch, args)
     }
+    fn is_hopper(&self) -> bool {
+        self.gpu.is_hopper()
+    }
     fn plan_product(&mut self, product: &DenseProduct) -> Result<bool, GpuError> {
         self.saboteur.call("plan a product")?;
         self.gpu.plan_product(product)

@@ -312,7 +312,7 @@ impl<G: Gpu> Rank<G> {
             replica_sequences,
             packing: None,
             capture,
-            tuning,
+            tuning: Arc::new(Tuning::clone(&tuning).on_hopper(self.gpu.is_hopper())),
             captured: None,
             warm: false,
         };

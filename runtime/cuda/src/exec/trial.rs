@@ -10,7 +10,7 @@ use crate::cublaslt::CublasLt;
 use crate::device::{Device, Driver};
 use crate::search::Search;
 use moetwin_kernels::launch::storage::{Packed, Storage, storage_of, to_tiles};
-use moetwin_kernels::launch::{Arg, Launches, Table, element_of, launches};
+use moetwin_kernels::launch::{Arg, Launches, Table, Tuning, element_of, launches_with};
 use moetwin_kernels::reference::{Array, CacheSlot};
 use moetwin_models::{Graph, NodeId, RankId, TensorId, TensorKind};
 use moetwin_runtime::BufferId;
@@ -40,6 +40,8 @@ pub struct Trial {
     library: Option<Arc<CublasLt>>,
     workspace: Option<Address>,
     products: u64,
+    portable: bool,
+    tuning: Tuning,
 }
 
 /// An op whose operands are on the device.
@@ -73,6 +75,8 @@ impl Trial {
             library: None,
             workspace: None,
             products: 0,
+            portable: false,
+            tuning: Tuning::default(),
         })
     }
     /// The architecture that kernels are compiled for, `90a` for Hopper.
@@ -86,6 +90,18 @@ impl Trial {
         self.gpu.use_library(Arc::clone(&table))?;
         self.library = Some(table);
         Ok(())
+    }
+    /// Keeps to the kernels that every architecture has from now on.
+    pub fn keep_to_portable(&mut self, portable: bool) {
+        self.portable = portable;
+    }
+    /// Launches by these choices from now on.
+    pub fn set_tuning(&mut self, tuning: Tuning) {
+        self.tuning = tuning;
+    }
+    /// Whether the GPU has kernels of Hopper's own.
+    pub fn is_hopper(&self) -> bool {
+        self.gpu.is_hopper()
     }
     /// Products that the library has computed.
     pub fn products(&self) -> u64 {
@@ -162,7 +178,8 @@ impl Trial {
     }
 
     fn place_at(&mut self, graph: &Graph, node: NodeId, inputs: Vec<Address>, sequences: &[CacheSlot]) -> Result<Placed, GpuError> {
-        let plan = launches(graph, node, RANK).map_err(|e| wrong("launch")(e.to_string()))?;
+        let tuning = self.tuning.clone().on_hopper(self.gpu.is_hopper() && !self.portable);
+        let plan = launches_with(graph, node, RANK, &tuning).map_err(|e| wrong("launch")(e.to_string()))?;
         for launch in &plan.launches {
             if let Some(product) = &launch.product
                 && self.gpu.plan_product(product)?
@@ -268,17 +285,18 @@ impl Placed {
         for launch in &mut self.plan.launches {
             // A split over a cluster is undone, to see what it brings.
             let unsplit = match launch.kernel {
-                "linear_mma_bf16_1_split" => Some("linear_mma_bf16_1"),
-                "linear_mma_bf16_2_split" => Some("linear_mma_bf16_2"),
+                "linear_mma_bf16_1_split" => Some(("linear_mma_bf16_1", 4)),
+                "linear_mma_bf16_2_split" => Some(("linear_mma_bf16_2", 4)),
+                "linear_mma_bf16_2_pair" => Some(("linear_mma_bf16_2", 2)),
                 _ => None,
             };
-            if let Some(kernel) = unsplit {
+            if let Some((kernel, blocks)) = unsplit {
                 launch.kernel = kernel;
-                launch.grid.0 /= 4;
+                launch.grid.0 /= blocks;
             }
             // Where `parts` stands among the arguments, from the end (SHAPE_PARAMS in shape.cuh, experts.cuh).
             let from_end = match launch.kernel {
-                k if k.ends_with("_split") || k.ends_with("_single") => continue,
+                k if k.ends_with("_split") || k.ends_with("_single") || k.contains("_staged_") => continue,
                 k if k.starts_with("linear_mma_bf16") => 4,
                 k if k.starts_with("experts_gate_up_") => 4,
                 k if k.starts_with("experts_down_") => 1,
