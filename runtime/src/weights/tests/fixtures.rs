@@ -401,7 +401,7 @@ fn a_file_that_cannot_be_read_hides_no_fault_of_another() {
     write_safetensors(&folder.0.join("a.safetensors"), &all).unwrap();
     folder.file("b.safetensors", "no header of a safetensors file");
     let listed: Vec<String> = all.iter().map(|t| format!(r#""{}":"a.safetensors""#, t.name)).collect();
-    folder.file(INDEX_FILE, &format!(r#"{{"weight_map":{{{},"model.layers.9.x":"b.safetensors"}}}}"#, listed.join(",")));
+    folder.file(INDEX_FILE, format!(r#"{{"weight_map":{{{},"model.layers.9.x":"b.safetensors"}}}}"#, listed.join(",")));
     let error = CheckpointWeights::open(&folder.0, &fixture_spec("tiny-mixtral"), Layers::All).unwrap_err();
     let told: Vec<String> = error.faults.iter().map(ToString::to_string).collect();
     assert!(told.iter().any(|t| t.starts_with("b.safetensors: ")), "{told:?}");
