@@ -199,9 +199,10 @@ fn rows_of(program: &Program, times: &RankTimes, points: &Points) -> Vec<OwnRow>
     rows
 }
 
-/// Options of an executor that measures one rank.
+/// Options of an executor that measures one rank, products of many rows by the library as in a run.
 pub(crate) fn options(capacity: u32) -> CudaOptions {
-    CudaOptions { stand_in: Some(std::time::Duration::ZERO), ..CudaOptions::new(capacity, std::time::Duration::from_secs(60)) }
+    let stand_in = Some(std::time::Duration::ZERO);
+    CudaOptions { stand_in, library: true, ..CudaOptions::new(capacity, std::time::Duration::from_secs(60)) }
 }
 
 /// The machine with floors and rates as measured.

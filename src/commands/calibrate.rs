@@ -253,8 +253,9 @@ impl Asked {
         for (name, spec) in &self.specs {
             let mut spec = spec.clone();
             spec.layers.truncate(EXCHANGE_LAYERS);
-            let open =
-                |all_reduce, capacity| CudaExecutor::open(ways.ranks, CudaOptions { all_reduce, ..CudaOptions::new(capacity, DEADLINE) });
+            let open = |all_reduce, capacity| {
+                CudaExecutor::open(ways.ranks, CudaOptions { all_reduce, library: true, ..CudaOptions::new(capacity, DEADLINE) })
+            };
             let found = exchange_rows(&spec, &self.points, ways, &open)?;
             rows.extend(found.rows);
             forked.extend(found.forked);

@@ -120,7 +120,8 @@ impl CudaExecutor<DriverHost> {
     }
     /// Opens one GPU for one rank of `ranks`, the others of which are not there: see [`CudaOptions::stand_in`].
     pub fn open_alone(rank: RankId, ranks: u32, options: CudaOptions) -> Result<Self, ExecuteError> {
-        let host = DriverHost::open(BTreeMap::from([(rank, 0)]), 1).map_err(|e| opening(rank, &e.to_string()))?;
+        let mut host = DriverHost::open(BTreeMap::from([(rank, 0)]), 1).map_err(|e| opening(rank, &e.to_string()))?;
+        find_library(&mut host, &options);
         Self::on(host, vec![rank], ranks, None, CudaOptions { stand_in: options.stand_in.or(Some(Duration::ZERO)), ..options })
     }
     /// Opens the GPU of this process's rank, one of `ranks`, the driver's number `ordinal`.
