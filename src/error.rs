@@ -30,6 +30,8 @@ pub(crate) struct InputError {
     value: Option<String>,
     /// What is wrong.
     message: String,
+    /// Flags that set the argument where it is not given itself, with their values.
+    setters: Vec<(&'static str, u32)>,
     /// Accepted values that look like the given one, best first.
     nearest: Vec<String>,
     /// Accepted values, or a sentence that describes them.
@@ -44,6 +46,11 @@ impl InputError {
     /// What is wrong.
     pub(crate) fn message(&self) -> &str {
         &self.message
+    }
+    /// Flags that set the argument where it is not given itself: the place that is marked is then theirs.
+    pub(crate) fn set_by(mut self, setters: impl IntoIterator<Item = (&'static str, u32)>) -> Self {
+        self.setters.extend(setters);
+        self
     }
     /// The value as given.
     pub(crate) fn value(mut self, value: impl Into<String>) -> Self {
@@ -63,11 +70,21 @@ impl InputError {
     }
     /// The error text; `arguments` is the command line, in which the place is marked.
     fn render(&self, arguments: impl Iterator<Item = OsString>) -> String {
-        let mut text = match &self.value {
-            Some(v) => format!("error: {} '{v}': {}", self.argument, self.message),
-            None => format!("error: {}: {}", self.argument, self.message),
+        let words: Vec<String> = arguments.map(|a| a.to_string_lossy().into_owned()).collect();
+        let given = |flag: &str| words.iter().any(|word| word == flag || word.strip_prefix(flag).is_some_and(|rest| rest.starts_with('=')));
+        let (mut argument, mut value, mut message) = (self.argument.as_str(), self.value.clone(), self.message.clone());
+        if !given(argument)
+            && let Some((flag, set)) = self.setters.iter().find(|(flag, _)| given(flag))
+        {
+            let is = value.as_ref().map_or_else(|| argument.to_owned(), |v| format!("{argument} {v}"));
+            message = format!("which makes it {is}: {message}");
+            (argument, value) = (flag, Some(set.to_string()));
+        }
+        let mut text = match &value {
+            Some(v) => format!("error: {argument} '{v}': {message}"),
+            None => format!("error: {argument}: {message}"),
         };
-        if let Some(mark) = mark(&self.argument, self.value.as_deref(), arguments) {
+        if let Some(mark) = mark(argument, value.as_deref(), &words) {
             text.push_str(&mark);
         }
         if !self.nearest.is_empty() {
@@ -81,8 +98,7 @@ impl InputError {
 }
 
 /// The command line with carets under the argument's value (under the flag where the value is not there), or nothing where neither was given.
-fn mark(argument: &str, value: Option<&str>, arguments: impl Iterator<Item = OsString>) -> Option<String> {
-    let words: Vec<String> = arguments.map(|a| a.to_string_lossy().into_owned()).collect();
+fn mark(argument: &str, value: Option<&str>, words: &[String]) -> Option<String> {
     let prefix = format!("{argument}=");
     let (index, skip) = words.iter().enumerate().find_map(|(i, word)| {
         if argument.starts_with('-') && word == argument {
@@ -171,6 +187,16 @@ mod tests {
         let e = InputError::new("--tp", "does not divide");
         assert_eq!(e.render(words("sim --ep 3")), "error: --tp: does not divide");
         assert!(e.render(words("sim --tp 3")).ends_with("\n  moetwin sim --tp 3\n              ^^^^"));
+    }
+
+    #[test]
+    fn the_flag_that_set_a_value_is_marked_in_its_place() {
+        let e = InputError::new("--tp", "does not divide").value("3").set_by([("--dp-attention", 1), ("--ep", 3)]);
+        assert_eq!(
+            e.render(words("sim --ep 3")),
+            "error: --ep '3': which makes it --tp 3: does not divide\n  moetwin sim --ep 3\n                   ^"
+        );
+        assert!(e.render(words("sim --tp 3 --ep 3")).starts_with("error: --tp '3': does not divide\n"));
     }
 
     #[test]

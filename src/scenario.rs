@@ -5,6 +5,7 @@ use crate::error::{Failure, InputError};
 use crate::kernel_folder::KernelFolder;
 use crate::resolve::{self, Model};
 use crate::speculation::SpeculationPlan;
+use moetwin::engines::Version;
 use moetwin::kernels::routing::{Distribution, RoutingHistogram};
 use moetwin::models::shard::ShardFault;
 use moetwin::models::spec::Ffn;
@@ -62,6 +63,7 @@ impl Scenario {
         if deployment.ranks() > gpus {
             return Err(too_many_ranks(args, &deployment, &machine));
         }
+        released(args)?;
         let speculation = SpeculationPlan::new(args, &model.spec)?;
         let step = match &speculation {
             Some(plan) => args.step_of(Phase::Verify(plan.drafted + 1), &model.spec)?,
@@ -198,6 +200,30 @@ pub(crate) fn verified(graph: Graph) -> Result<Program, Failure> {
     Ok(program)
 }
 
+/// Refuses a version that names none, or one of no engine.
+fn released(args: &DeploymentArgs) -> Result<(), Failure> {
+    let Some(text) = &args.engine_version else { return Ok(()) };
+    let engine = match args.engine {
+        Some(Engine::Sglang) => moetwin::engines::Engine::Sglang,
+        Some(Engine::Vllm) => moetwin::engines::Engine::Vllm,
+        Some(Engine::Native) | None => {
+            let wrong = InputError::new("--engine-version", "is the version of an engine, and --engine names none").value(text);
+            return Err(wrong.accepted(["--engine sglang", "--engine vllm"]).into());
+        }
+    };
+    names_release(engine, text)
+}
+
+/// Refuses words that name no release of an engine.
+pub(crate) fn names_release(engine: moetwin::engines::Engine, text: &str) -> Result<(), Failure> {
+    if Version::says_which(engine, text) {
+        return Ok(());
+    }
+    let newest = Version::newest(engine).text;
+    let accepted = [newest.as_str(), "2026-03 or 2026-03-22", "main after PR 21907", "latest", "nightly"];
+    Err(InputError::new("--engine-version", "names no release, day or pull request").value(text).accepted(accepted).into())
+}
+
 fn too_many_ranks(args: &DeploymentArgs, deployment: &Deployment, machine: &Machine) -> Failure {
     let gpus = machine.gpu_count();
     let (tp, pp, replicas) = (deployment.tp, deployment.pp, deployment.replicas);
@@ -290,6 +316,9 @@ pub(crate) fn plan_failure(error: &PlanError, d: &Deployment) -> Failure {
         },
     };
     let mut input = InputError::new(flag, error.to_string());
+    if flag == "--tp" {
+        input = input.set_by([("--dp-attention", d.dp_attention), ("--ep", d.ep), ("--dcp", d.dcp)]);
+    }
     if let Some(value) = value {
         input = input.value(value.to_string());
     }

@@ -183,3 +183,18 @@ fn negative_numbers_are_refused_by_the_flag_they_are_given_to() {
         line(line_of).refused(words);
     }
 }
+
+/// Where one flag sets another's value, the one that was given is marked.
+#[test]
+fn a_split_that_no_flag_named_is_refused_at_the_flag_that_made_it() {
+    line("sim --dp-attention 3").refused(&["--dp-attention '3': which makes it --tp 3: ", "moetwin sim --dp-attention 3\n"]);
+    line("run --model tests/fixtures/tiny-olmoe --prompt-ids 1 --ep 3")
+        .refused(&["--ep '3'", "4 key-value heads cannot be shared by tp 3; legal tp: 1, 2, 4"]);
+}
+
+#[test]
+fn a_version_of_no_engine_is_refused() {
+    line("sim --engine vllm --engine-version abc").refused(&["--engine-version 'abc'", "names no release", "accepted: "]);
+    line("sim --engine-version 0.12.0").refused(&["--engine-version '0.12.0'", "--engine vllm"]);
+    assert_eq!(line("sim --engine vllm --engine-version 0.12.0").code, 0);
+}

@@ -215,3 +215,24 @@ fn a_machine_without_gpus_is_a_failure_that_says_what_was_looked_for() {
     // A folder that is not there was given wrongly; it says nothing of a machine.
     line("machine detect --sys no/such/folder --json").refused(&["--sys", "no/such/folder", "bus/pci/devices"]);
 }
+
+/// What would saturate a time is refused at its field.
+#[test]
+fn figures_that_no_gpu_has_are_refused_at_their_field() {
+    let folder = scratch("absurd-machine");
+    let shown = moetwin(&["machine", "show", "8x-h200-sxm", "--json"]).out;
+    let machine: Value = serde_json::from_str(&shown).unwrap();
+    let with = |pointer: &str, value: Value| {
+        let mut machine = machine.clone();
+        *machine.pointer_mut(pointer).unwrap() = value;
+        let path = folder.join("machine.json");
+        fs::write(&path, machine.to_string()).unwrap();
+        moetwin(&["sim", "--model", "qwen3-30b-a3b", "--machine", path.to_str().unwrap()])
+    };
+    with("/gpu_models/0/flops", Value::Array(vec![])).refused(&["gpu_models[0].flops", "bf16"]);
+    with("/gpu_models/0/memory_reached_bytes_per_s/value", 1.into())
+        .refused(&["gpu_models[0].memory_reached_bytes_per_s", "1000000000 to "]);
+    with("/gpu_models/0/flops/1/peak_per_s/value", 0.into()).refused(&["gpu_models[0].flops[1].peak_per_s"]);
+    with("/gpu_models/0/sm_count", 0.into()).refused(&["gpu_models[0].sm_count"]);
+    assert_eq!(with("/gpu_models/0/sm_count", 132.into()).code, 0);
+}

@@ -5,6 +5,7 @@ use crate::output;
 use crate::report::check_log::LogReport;
 use crate::report::{check_json, check_text};
 use crate::resolve::{machine, read_log, read_text};
+use crate::scenario::names_release;
 use clap::Args;
 use moetwin::engines::hardware::{find, gpu_names, major_minor, of_machine, said_sm, says_links};
 use moetwin::engines::log::{self, StartUp};
@@ -173,10 +174,8 @@ fn understood(args: &CheckArgs, engine: Engine) -> Result<(), Failure> {
     let refuse = |flag: &str, value: &str, wrong: &str, accepted: &[&str]| -> Result<(), Failure> {
         Err(InputError::new(flag, wrong).value(value).accepted(accepted.iter().copied()).into())
     };
-    if let Some(text) = args.engine_version.as_deref().filter(|text| !Version::says_which(engine, text)) {
-        let newest = Version::newest(engine).text;
-        let accepted = [newest.as_str(), "2026-03 or 2026-03-22", "main after PR 21907", "latest", "nightly"];
-        return refuse("--engine-version", text, "names no release, day or pull request", &accepted);
+    if let Some(text) = &args.engine_version {
+        names_release(engine, text)?;
     }
     if let Some(cuda) = args.cuda.as_deref().filter(|text| major_minor(text).is_none()) {
         return refuse("--cuda", cuda, "is no version of CUDA", &["13.0", "12.8", "cu130"]);

@@ -62,7 +62,11 @@ fn reason(dim: &Dim, parts: u32, block: u64, slots: Option<u64>) -> Option<Reaso
 /// No more parts than this can be legal.
 fn most(dim: &Dim, slots: Option<u64>) -> u32 {
     let units = match dim {
-        Dim::Packed(segments) => segments.iter().filter(|s| !s.replicable).map(|s| u64::from(s.units)).min().unwrap_or(1),
+        Dim::Packed(segments) => {
+            let cut = segments.iter().filter(|s| !s.replicable).map(|s| u64::from(s.units)).min();
+            // More parts than these repeat units, which other tensors bound.
+            cut.or_else(|| segments.iter().map(|s| u64::from(s.units)).max()).unwrap_or(1)
+        }
         Dim::Experts(n) => slots.unwrap_or(*n),
         Dim::Fixed(n) => *n,
         _ => 1,

@@ -1,6 +1,7 @@
 //! What must hold of a machine before anything is computed from it.
 
 use super::file::FileError;
+use super::gpu::Format;
 use super::{LinkKind, Machine, Rate, VertexKind};
 use crate::network::{Access, Network};
 use crate::time::Duration;
@@ -36,9 +37,19 @@ fn check_gpus(machine: &Machine) -> Result<(), FileError> {
             return Err(FileError::value(path("sm_count"), "0; a GPU has at least one multiprocessor"));
         }
         rate_in_range(path("memory_bytes"), model.memory_bytes.value)?;
-        rate_in_range(path("memory_bytes_per_s"), model.memory_bytes_per_s.value)?;
+        gpu_rate_in_range(path("memory_bytes_per_s"), model.memory_bytes_per_s.value, MOST_RATE)?;
         if let Some(reached) = &model.memory_reached_bytes_per_s {
-            rate_in_range(path("memory_reached_bytes_per_s"), reached.value)?;
+            gpu_rate_in_range(path("memory_reached_bytes_per_s"), reached.value, MOST_RATE)?;
+        }
+        if !model.flops.iter().any(|rate| rate.format == Format::Bf16) {
+            return Err(FileError::value(path("flops"), "no rate of bf16, in which activations are computed"));
+        }
+        for (i, rate) in model.flops.iter().enumerate() {
+            let path = |field: &str| path(&format!("flops[{i}].{field}"));
+            gpu_rate_in_range(path("peak_per_s"), rate.peak_per_s.value, MOST_FLOPS)?;
+            if let Some(reached) = &rate.reached_per_s {
+                gpu_rate_in_range(path("reached_per_s"), reached.value, MOST_FLOPS)?;
+            }
         }
     }
     for (index, slot) in machine.gpus.iter().enumerate() {
@@ -57,6 +68,8 @@ fn check_gpus(machine: &Machine) -> Result<(), FileError> {
     Ok(())
 }
 
+/// No GPU's memory or arithmetic is slower (1 GB/s, 1 GFLOP/s).
+const LEAST_GPU_RATE: u64 = 1_000_000_000;
 /// Most operations a second (1 EFLOP/s).
 const MOST_FLOPS: u64 = 1_000_000_000_000_000_000;
 /// Most thousandths of anything.
@@ -91,7 +104,6 @@ fn figures_in_range(path: &str, name: &str, part: &Value) -> Result<(), FileErro
 
 fn figure_in_range(path: &str, name: &str, value: u64) -> Result<(), FileError> {
     let (least, most) = match name {
-        "peak_per_s" | "reached_per_s" => (1, MOST_FLOPS),
         "link_permille" => (1, MOST_PERMILLE),
         "simple_slices" => (1, 4096),
         _ if name.ends_with("bytes_per_s") => (1, MOST_RATE),
@@ -100,6 +112,15 @@ fn figure_in_range(path: &str, name: &str, value: u64) -> Result<(), FileError> 
         _ => return Ok(()),
     };
     if (least..=most).contains(&value) { Ok(()) } else { Err(FileError::value(path, format!("{value}; accepted: {least} to {most}"))) }
+}
+
+/// A rate of a GPU: none is so slow that times leave their range.
+fn gpu_rate_in_range(path: String, value: u64, most: u64) -> Result<(), FileError> {
+    if (LEAST_GPU_RATE..=most).contains(&value) {
+        Ok(())
+    } else {
+        Err(FileError::value(path, format!("{value}; accepted: {LEAST_GPU_RATE} to {most}")))
+    }
 }
 
 fn rate_in_range(path: String, value: u64) -> Result<(), FileError> {
