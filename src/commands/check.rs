@@ -201,6 +201,7 @@ fn pasted(args: &CheckArgs) -> Result<Question, Failure> {
         [whole] => whole.clone(),
         words => words.iter().map(|w| quoted(w)).collect::<Vec<_>>().join(" "),
     };
+    command::closed(&text).map_err(|e| Failure::from(InputError::new("COMMAND", e.to_string())))?;
     let Some(engine) = command::engine_of(&text) else {
         let accepted =
             ["python -m sglang.launch_server ..", "sglang serve ..", "vllm serve ..", "python -m vllm.entrypoints.openai.api_server .."];

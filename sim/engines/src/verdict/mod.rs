@@ -86,19 +86,20 @@ fn says(tag: &str) -> bool {
 /// The question with what the image's tag says, where nothing else does, and the command read for that version.
 fn settled(question: &Question) -> Result<(Question, Command), CheckError> {
     let mut question = question.clone();
-    let command = command::parse(&question.command, &question.version)?;
-    let Some(image) = command.image_tag.as_deref().map(command::image) else { return Ok((question, command)) };
-    if question.hardware.cuda.is_none() {
-        question.hardware.cuda = image.cuda;
-    }
-    match image.version.filter(|_| question.version.assumed) {
-        Some(version) => {
-            question.version = Version::parse(question.engine, &version);
-            let command = command::parse(&question.command, &question.version)?;
-            Ok((question, command))
+    let mut command = command::parse(&question.command, &question.version)?;
+    if let Some(image) = command.image_tag.as_deref().map(command::image) {
+        if question.hardware.cuda.is_none() {
+            question.hardware.cuda = image.cuda;
         }
-        None => Ok((question, command)),
+        if let Some(version) = image.version.filter(|_| question.version.assumed) {
+            question.version = Version::parse(question.engine, &version);
+            command = command::parse(&question.command, &question.version)?;
+        }
     }
+    let gpus = command.gpus.or(hardware::read(&question.hardware).count);
+    let printed = command::settle(&mut command, question.engine, gpus)?;
+    question.assumptions.extend(printed);
+    Ok((question, command))
 }
 
 /// Everything that is found about a launch.
