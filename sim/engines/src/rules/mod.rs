@@ -1,5 +1,6 @@
 //! Rules of a launch: what must hold between arguments, model and machine. One row a kind of fault, with the versions in which it exists.
 
+mod checkpoint;
 mod divisibility;
 mod experts;
 mod kernels;
@@ -46,7 +47,9 @@ pub struct Rule {
 
 /// Every rule, in the order of their files.
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
-    [versions::RULES, toolkit::RULES, divisibility::RULES, experts::RULES, kernels::RULES, peers::RULES, slow::RULES].into_iter().flatten()
+    [versions::RULES, toolkit::RULES, checkpoint::RULES, divisibility::RULES, experts::RULES, kernels::RULES, peers::RULES, slow::RULES]
+        .into_iter()
+        .flatten()
 }
 
 /// What breaks a rule in this launch.

@@ -109,7 +109,11 @@ fn settled(question: &Question) -> Result<(Question, Command), CheckError> {
 pub fn examine(question: &Question, command: &Command) -> Result<Examined, CheckError> {
     let hardware = hardware::read(&question.hardware);
     let quantization = command.value("--quantization");
-    let model = catalog::resolve(command.model.as_deref().unwrap_or_default(), &question.model, &question.model_facts, quantization);
+    let named = command.model.as_deref().unwrap_or_default();
+    let model = match question.folder.as_ref().filter(|folder| folder.name == named) {
+        Some(folder) => catalog::of_folder(folder, &question.model_facts, quantization),
+        None => catalog::resolve(named, &question.model, &question.model_facts, quantization),
+    };
     let (settings, mut findings) = resolve::resolve(command, &question.env, &question.version, &model, &hardware);
     findings.splice(0..0, resolve::argument_findings(command, &question.version, hardware.count));
     if command.model.is_none() && question.model.trim().is_empty() && question.model_facts.is_empty() {
