@@ -156,11 +156,11 @@ impl CheckpointWeights {
         Self::complete(checkpoint, Vec::new(), spec, layers)
     }
     fn complete(checkpoint: Checkpoint, mut faults: Vec<Fault>, spec: &ModelSpec, layers: Layers) -> Result<Self, CheckpointError> {
-        // Of a file that could not be read every tensor is missing; saying so of each would hide the cause.
-        let unread = |f: &Fault| matches!(f, Fault::Unreadable { .. } | Fault::Malformed { .. });
-        if !faults.iter().any(unread) {
-            faults.extend(complete::faults(&checkpoint, spec, layers));
-        }
+        // Of a file that could not be read every tensor is missing; saying so of each would hide the cause. What the others hold wrongly is
+        // said all the same.
+        let unread = faults.iter().any(|f| matches!(f, Fault::Unreadable { .. } | Fault::Malformed { .. }));
+        let certain = |f: &Fault| !unread || matches!(f, Fault::Misshapen { .. } | Fault::WrongType { .. });
+        faults.extend(complete::faults(&checkpoint, spec, layers).into_iter().filter(certain));
         Ok(Self { checkpoint: checkpoint.unless(faults)?, spec: spec.clone() })
     }
     /// The tensors.

@@ -392,3 +392,19 @@ fn a_graph_of_another_model_is_refused() {
     let (id, _) = graph.tensors.iter().find(|(_, t)| !matches!(t.kind, TensorKind::Weight(_))).unwrap();
     assert!(matches!(weights.load(&graph, id, RankId(0)), Err(LoadError::NotAWeight { .. })));
 }
+
+#[test]
+fn a_file_that_cannot_be_read_hides_no_fault_of_another() {
+    let mut all = tensors("tiny-mixtral");
+    find(&mut all, "model.norm.weight").shape = vec![2, 32];
+    let folder = Folder::new("half-read");
+    write_safetensors(&folder.0.join("a.safetensors"), &all).unwrap();
+    folder.file("b.safetensors", "no header of a safetensors file");
+    let listed: Vec<String> = all.iter().map(|t| format!(r#""{}":"a.safetensors""#, t.name)).collect();
+    folder.file(INDEX_FILE, format!(r#"{{"weight_map":{{{},"model.layers.9.x":"b.safetensors"}}}}"#, listed.join(",")));
+    let error = CheckpointWeights::open(&folder.0, &fixture_spec("tiny-mixtral"), Layers::All).unwrap_err();
+    let told: Vec<String> = error.faults.iter().map(ToString::to_string).collect();
+    assert!(told.iter().any(|t| t.starts_with("b.safetensors: ")), "{told:?}");
+    assert!(told.iter().any(|t| t == "model.norm.weight: shape [2, 32], expected [64]"), "{told:?}");
+    assert!(!told.iter().any(|t| t.contains("missing")), "what b holds is not known: {told:?}");
+}
