@@ -34,7 +34,7 @@ pub(crate) struct CheckArgs {
         conflicts_with = "command",
         long_help = "\
 Read the whole question from a JSON file: framework, framework_version, model, hardware {gpu, count, memory_gib, interconnect, cuda, driver}, command, \
-extra_env, model_facts"
+extra_env, model_facts; gpu and gpus may stand outside of hardware"
     )]
     from: Option<PathBuf>,
     /// Version of the engine [default: the newest known]

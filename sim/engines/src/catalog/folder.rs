@@ -2,7 +2,7 @@
 
 use super::{quantize, table};
 use crate::model::Model;
-use moetwin_models::config::read_with_quantization;
+use moetwin_models::config::{ConfigError, read_with_quantization};
 use serde_json::Value;
 
 /// The files of a model's folder that say what it is.
@@ -28,7 +28,7 @@ pub(super) fn of(folder: &Folder) -> Model {
     let config = raw.get("quantization_config").or_else(|| text.get("quantization_config")).filter(|q| q.is_object());
     let method = config.and_then(|q| q.get("quant_method")).and_then(Value::as_str);
     let read = read_with_quantization(&folder.config, folder.quantization.as_deref(), &folder.name);
-    let mut model = read.map_or_else(|error| plain(&raw, text, &error.to_string()), |spec| table::of_spec(spec, &raw));
+    let mut model = read.map_or_else(|error| plain(&raw, text, &error), |spec| table::of_spec(spec, &raw));
     model.name.clone_from(&folder.name);
     model.source = "config.json of the folder".to_owned();
     let said = method.and_then(|m| ["awq", "gptq", "fp8", "mxfp4"].into_iter().find(|known| *known == m)).filter(|_| model.spec.is_none());
@@ -45,9 +45,9 @@ pub(super) fn of(folder: &Folder) -> Model {
 }
 
 /// The figures that every configuration has under the same names, of one that no reader here takes.
-fn plain(raw: &Value, text: &Value, error: &str) -> Model {
+fn plain(raw: &Value, text: &Value, error: &ConfigError) -> Model {
     let count = |keys: &[&str]| keys.iter().find_map(|k| text.get(*k)).and_then(Value::as_u64).filter(|n| (1..=1_000_000).contains(n));
-    let first = error.lines().next().unwrap_or_default();
+    let first = error.faults.first().map(|f| format!(": {} {}", f.path, f.problem)).unwrap_or_default();
     let experts = count(&["num_experts", "n_routed_experts", "num_local_experts"]);
     Model {
         class: raw.get("architectures").and_then(|a| a.get(0)).and_then(Value::as_str).map(str::to_owned),
@@ -60,7 +60,7 @@ fn plain(raw: &Value, text: &Value, error: &str) -> Model {
         experts,
         topk: count(&["num_experts_per_tok"]),
         moe_intermediate: experts.and_then(|_| count(&["moe_intermediate_size"])),
-        assumptions: vec![format!("of config.json only heads, layers and experts are read: {first}")],
+        assumptions: vec![format!("of config.json only heads, layers and experts are read{first}")],
         ..Model::default()
     }
 }

@@ -34,8 +34,11 @@ pub(crate) fn settle(command: &mut Command, engine: Engine, gpus: Option<u32>) -
                 replaced.push(text);
             }
             None => {
-                let instead =
-                    if counts { "say how many GPUs are there, or write their number" } else { "write what it prints in its place" };
+                let instead = if counts {
+                    "say how many GPUs are there (--gpus, hardware.count), or write their number"
+                } else {
+                    "write what it prints in its place"
+                };
                 return Err(CommandError::Printed { flag: given.written.clone(), text, instead: instead.to_owned() });
             }
         }

@@ -23,7 +23,7 @@ fn quantization(launch: &Launch<'_>) -> Vec<Finding> {
     // vLLM looks when it makes its configuration, SGLang when it loads.
     let phase = if launch.settings.engine == Engine::Vllm { Phase::Parse } else { Phase::Load };
     let message = format!(
-        "--quantization {method} reads how the checkpoint was quantized, and {} is stored in 16 bit without a quantization configuration",
+        "--quantization {method} reads how the checkpoint was quantized, and {} has no quantization configuration: its weights are stored as they are",
         launch.model.name
     );
     let finding = Finding::fails(phase, Kind::FlagConflict, "quantization_has_its_configuration", message).argument("--quantization");
