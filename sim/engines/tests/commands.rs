@@ -166,9 +166,27 @@ fn a_container_has_the_gpus_that_it_is_given() {
         assert_eq!(answer.invariant, "enough_gpus", "{command}");
         assert!(answer.message.contains("needs 4 GPUs and 2 are there"), "{}", answer.message);
     }
-    for (machine, command) in [(Some(8), run("4", "")), (Some(8), run("all", "")), (Some(8), run("all", "-e CUDA_VISIBLE_DEVICES=$LIST"))] {
+    for (machine, command) in [
+        (Some(8), run("4", "")),
+        (Some(8), run("all", "")),
+        (Some(8), run("all", "-e CUDA_VISIBLE_DEVICES=$LIST")),
+        (Some(8), format!("CUDA_VISIBLE_DEVICES=$(seq -s, 0 3) {}", run("all", ""))),
+    ] {
         assert_eq!(verdict::check(&vllm(machine, &command)).unwrap().starts, Starts::Yes, "{command}");
     }
+}
+
+#[test]
+fn visible_gpus_are_those_of_each_host() {
+    let run = |ranks: u32| {
+        let command = format!(
+            "docker run --gpus 2 lmsysorg/sglang:v0.5.9 python3 -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --tp {ranks} --nnodes 2 --node-rank 0 --dist-init-addr a:1"
+        );
+        verdict::check(&Question { engine: Engine::Sglang, version: Version::newest(Engine::Sglang), ..vllm(Some(8), &command) }).unwrap()
+    };
+    assert_eq!(run(4).starts, Starts::Yes);
+    let eight = run(8);
+    assert!(eight.message.contains("needs 8 GPUs and 4 are there"), "{}", eight.message);
 }
 
 #[test]

@@ -269,16 +269,14 @@ fn expert_width(launch: &Launch<'_>) -> Vec<Finding> {
 }
 
 fn gpus(launch: &Launch<'_>) -> Vec<Finding> {
-    let listed = launch.settings.env("CUDA_VISIBLE_DEVICES").filter(|list| !crate::command::is_placeholder(list));
-    let listed = listed.map(|list| list.split(',').filter(|d| !d.trim().is_empty()).count() as u32);
     let hosts = launch.settings.nodes.max(1);
     let container = launch.command.gpus;
-    // A list of devices outranks the description of the machine; a container never has more than it is given.
-    let visible = listed.into_iter().chain(container).min();
-    let Some(count) = visible.map(|n| n.saturating_mul(hosts)).or(launch.hardware.count) else { return Vec::new() };
-    let world = launch.settings.world();
+    // A list of devices outranks the description of the machine; a container never has more than it is given. Both are of one host.
+    let visible = launch.listed_gpus().into_iter().chain(container).min();
     // A description may count the GPUs of one host.
-    let count = count.saturating_mul(if launch.settings.engine == Engine::Sglang { hosts } else { 1 });
+    let described = launch.hardware.count.map(|n| n.saturating_mul(if launch.settings.engine == Engine::Sglang { hosts } else { 1 }));
+    let Some(count) = visible.map(|n| n.saturating_mul(hosts)).or(described) else { return Vec::new() };
+    let world = launch.settings.world();
     // One instance of several that share a description need not use all of it; more than all of it is a fault.
     if world <= count {
         return Vec::new();

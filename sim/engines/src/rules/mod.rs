@@ -110,6 +110,11 @@ impl Launch<'_> {
     pub fn smaller_tps(&self) -> Vec<u32> {
         (1..self.settings.tp).rev().collect()
     }
+    /// How many GPUs of a host `CUDA_VISIBLE_DEVICES` lists; `None` where it is not set, or stands for something that is not known.
+    pub fn listed_gpus(&self) -> Option<u32> {
+        let list = self.settings.env("CUDA_VISIBLE_DEVICES").filter(|list| !crate::command::is_placeholder(list))?;
+        u32::try_from(list.split(',').filter(|d| !d.trim().is_empty()).count()).ok()
+    }
     /// Ranks on one host.
     pub fn ranks_per_host(&self) -> u32 {
         (self.settings.world() / self.settings.nodes.max(1)).max(1)
