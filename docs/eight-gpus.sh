@@ -4,7 +4,6 @@
 # Needs two GPUs or more of 80 GB or more, python3 for its tables, no network. Layers: 61 on eight GPUs, 30 on four, 8 on fewer, and no more than
 # three quarters of the memory hold. In this order:
 #   doctor, machine detect, calibrate           the machine file that everything is predicted from
-#   a run of short prompts, no time of which is used: how its routers choose, since how many experts are hit decides what a step takes
 #   predictions.txt                             every case below, before any of them is run
 #   a run and a comparison for every case       traces and comparisons, one file each
 #   table.txt                                   printed last
@@ -15,12 +14,13 @@
 # BUDGET  seconds for everything, 1500 by default; a case is begun only while BUDGET minus the longest case so far is left
 # SHORT=1 context 128 and batches 1 and 64 only, and one case at context 4096: four minutes on two H200
 # LAYERS  layers instead of the above
+# ROUTING how tokens choose experts, uniform by default, in predictions and runs alike: how many are hit decides what a step takes
 # ONLY    cases whose names this extended regular expression finds
 # MACHINE a machine file that calibrate wrote on this host with these versions, instead of calibrating (and of doctor and machine detect)
 # A command that fails is named in the table and passed over; none may take longer than its limit.
 set -uo pipefail
 moetwin=${1:?usage: eight-gpus.sh MOETWIN OUT} out=${2:?usage: eight-gpus.sh MOETWIN OUT}
-budget=${BUDGET:-1500} short=${SHORT:-} model=kimi-k2.5
+routing=${ROUTING:-uniform} budget=${BUDGET:-1500} short=${SHORT:-} model=kimi-k2.5
 mkdir -p "$out"
 # NVLS needs memory that some hosts do not lend to containers; NCCL hangs there instead of saying so.
 export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
@@ -77,12 +77,8 @@ else
         --budget "$((short ? 60 : 150))" --out "$out/calibrated.json" || exit 3
 fi
 
-routing=uniform
-step routing 120 "$moetwin" run --backend cuda --deadline 60 --synthetic --model "$model" --layers "$layers" --tp "$gpus" --batch 16 --context 32 \
-    --max-tokens 1 --json --record-routing "$out/routing.json" && routing=$out/routing.json
-
 {
-    echo "Predicted $(date -u '+%Y-%m-%d %H:%M:%S') UTC, before any run: $layers layers of $model on $gpus GPUs, routing $(basename "$routing"), milliseconds a step"
+    echo "Predicted $(date -u '+%Y-%m-%d %H:%M:%S') UTC, before any run: $layers layers of $model on $gpus GPUs, routing $routing, milliseconds a step"
     for case in "${cases[@]}"; do
         IFS='|' read -r name environment flags _ <<< "$case"
         p2p=()
@@ -105,7 +101,7 @@ for case in "${cases[@]}"; do
     fi
     # shellcheck disable=SC2086 # flags are words
     step "run-$name" 120 env $environment "$moetwin" run --backend cuda --deadline 60 --synthetic --no-prompt --model "$model" --layers "$layers" \
-        $flags --json --trace "$out/$name.trace.json" || continue
+        --routing "$routing" $flags --json --trace "$out/$name.trace.json" || continue
     # What a comparison cannot read from the trace.
     how=()
     case $name in *one-shot*) how=(--allreduce one-shot) ;; esac
@@ -117,8 +113,8 @@ done
 python3 - "$out" "$gpus" "$layers" > "$table" << 'PY'
 import json, os, sys
 out, gpus, layers = sys.argv[1:]
-print(f"{layers} layers of Kimi-K2.5 on {gpus} GPUs, milliseconds a step. `before` was predicted before the run as routers chose for other tokens, `predicted`")
-print("with the experts that were chosen; exchanges are of a rank: how many, microseconds of transfer (predicted), and of waiting for the last rank.")
+print(f"{layers} layers of Kimi-K2.5 on {gpus} GPUs, milliseconds a step. `before` was predicted before the run with drawn routing, `predicted` with the")
+print("experts that were chosen; exchanges are of a rank: how many, microseconds of transfer (predicted), and of waiting for the last rank.")
 print(f"{'case':24} {'measured':>9} {'before':>9} {'error':>7} {'predicted':>9} {'error':>7} {'commands':>8} {'experts':>7} {'calls':>5} {'transfer':>9} {'(pred)':>9} {'waiting':>8}")
 exchanges = {"all_reduce", "gather_scatter", "all_to_all", "send_recv"}
 for line in open(os.path.join(out, "predictions.txt")).read().splitlines()[1:]:

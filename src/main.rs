@@ -9,6 +9,7 @@ mod doctor;
 mod error;
 mod generation;
 mod kernel_folder;
+mod launches;
 mod measurement;
 mod nearest;
 mod output;

@@ -18,7 +18,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// A deployment to be predicted, as the flags that say it.
 #[derive(Clone, Debug)]
 pub(crate) struct Point {
-    args: DeploymentArgs,
+    /// All of its flags.
+    pub(crate) args: DeploymentArgs,
     /// The flags that differ from point to point, as `moetwin sim` takes them: the point's name.
     pub(crate) flags: String,
 }

@@ -219,3 +219,19 @@ fn what_no_build_takes_does_not_start_and_what_a_build_may_take_is_a_warning() {
     let bare = moetwin(&["check", "--gpu", "H200", "--gpus", "8", "--", "python", "-m", "sglang.launch_server", "--tp", "3"]);
     assert!(bare.status.code() == Some(1) && text(&bare.stdout).contains("arguments are required: --model-path"));
 }
+
+#[test]
+fn a_models_folder_is_read_and_an_open_quote_is_named() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny-olmoe");
+    let ask = |ranks: &str| moetwin(&["check", "--gpu", "H200", "--gpus", "8", "--", "vllm", "serve", folder, "-tp", ranks]);
+    let three = ask("3");
+    assert_eq!(three.status.code(), Some(1), "{}", text(&three.stdout));
+    assert!(text(&three.stdout).contains("4 attention heads are not divisible by tensor-parallel size 3"), "{}", text(&three.stdout));
+    let two = ask("2");
+    assert_eq!(two.status.code(), Some(0), "{}", text(&two.stdout));
+    let open = moetwin(&["check", "--gpu", "H200", "--", "vllm serve \"Qwen/Qwen3-30B-A3B -tp 4"]);
+    assert!(open.status.code() == Some(2) && text(&open.stderr).contains("quote \" at byte 11"), "{}", text(&open.stderr));
+    let dark = moetwin(&["check", "--gpu", "H200", "--gpus", "8", "--", "vllm", "serve", "nosuch/model", "-tp", "8"]);
+    let first = text(&dark.stdout).lines().next().unwrap_or_default().to_owned();
+    assert!(first.ends_with("starts, as far as is known"), "{first}");
+}

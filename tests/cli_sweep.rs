@@ -42,19 +42,64 @@ fn a_sweep_goes_on_where_it_was_stopped() {
     moetwin(&other).refused(&["--resume", "another question"]);
 }
 
+/// Asserts that a command starts on a machine.
+fn starts(machine: &str, command: &str) {
+    let check = moetwin(&["check", "--machine", machine, "--json", "--", command]);
+    assert_eq!(check.code, 0, "on {machine}: {command}: {}{}", check.out, check.err);
+}
+
 #[test]
 fn launch_commands_are_what_check_accepts() {
-    let json = line("sweep --machine 8x-h200-sxm --model qwen3-30b-a3b --tp 4 --replicas 1 --pp 2 --dcp 1 --batch 8 --json").json();
-    let commands = json["rows"].as_array().unwrap().iter().flat_map(|r| [r["sglang"].as_str(), r["vllm"].as_str()]).flatten();
-    let mut seen = 0;
-    for command in commands {
-        let words: Vec<&str> = ["check", "--json", "--"].into_iter().chain(command.split(' ')).collect();
-        let check = moetwin(&words);
-        let answer = check.json();
-        assert_ne!(answer["phase"], "parse", "{command}: {}", answer["message"]);
-        seen += 1;
+    // Machine, further words; tight and ample memory, NVLink and not, every way of splitting.
+    let sweeps = [
+        ("8x-rtx-pro-6000-server", "--model kimi-k2.5 --tp 8 --dcp 1 --batches 1,64"),
+        ("8x-rtx-pro-6000-server", "--model kimi-k2.5 --tp 8 --dp-attention 1 --batch 8 --objective throughput --slo-ms 40"),
+        ("8x-rtx-pro-6000-server", "--model kimi-k2.5 --tp 8 --dp-attention 1 --dcp 1 --batch 4 --context 60000 --kv-dtype fp8"),
+        ("8x-h200-sxm", "--model deepseek-v3 --tp 8 --dcp 1 --batch 64 --allreduce nccl --objective throughput"),
+        ("8x-h200-sxm", "--model qwen3-30b-a3b --tp 4 --pp 2 --dcp 1 --batch 8 --graphs off"),
+        ("2x-rtx-4090", "--model gpt-oss-20b --batch 16 --p2p off"),
+    ];
+    for (machine, words) in sweeps {
+        let json = line(&format!("sweep --machine {machine} {words} --json")).json();
+        let mut commands = std::collections::BTreeSet::new();
+        for row in json["rows"].as_array().unwrap() {
+            for engine in ["sglang", "vllm"] {
+                let (command, note) = (row[engine].as_str(), row[format!("{engine}_note")].as_str());
+                assert!(command.is_some() || note.is_some_and(|n| !n.is_empty()), "{engine} has neither command nor reason: {row}");
+                commands.extend(command.map(str::to_owned));
+            }
+        }
+        assert!(!commands.is_empty(), "{machine} {words}: {json}");
+        commands.iter().for_each(|command| starts(machine, command));
     }
-    assert!(seen > 2);
+}
+
+#[test]
+fn a_report_shows_the_commands_of_a_row_or_why_there_are_none() {
+    let machine = "8x-rtx-pro-6000-server";
+    let words = format!("sweep --machine {machine} --model kimi-k2.5 --tp 8 --dp-attention 1 --dcp 1 --batch 1");
+    let report = line(&words).out;
+    // The first has a peer all-reduce over PCIe, which no engine has on eight GPUs, and experts that vLLM cannot place.
+    assert!(report.contains("--allreduce one-shot") && report.contains("The first as SGLang takes it\n"), "{report}");
+    let flat = report.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(flat.contains("its own is NCCL's, which takes ") && flat.contains("The first as vLLM takes it: no command"), "{report}");
+    for n in 1..=3 {
+        let report = line(&format!("{words} --row {n}")).out;
+        let commands: Vec<&str> = report.lines().map(str::trim).filter(|l| l.starts_with("python -m") || l.starts_with("vllm serve")).collect();
+        assert!(!commands.is_empty(), "{report}");
+        commands.iter().for_each(|command| starts(machine, command));
+    }
+    line(&format!("{words} --row 1000")).refused(&["--row '1000'", "accepted: 1 to "]);
+}
+
+#[test]
+fn what_is_varied_is_said_once() {
+    line(&format!("{SMALL} --batch 4")).refused(&["--batch", "--batches"]);
+    line(&format!("{SMALL} --limit 0")).refused(&["--limit"]);
+    line(&format!("{SMALL} --row 0")).refused(&["--row"]);
+    let once = line(&format!("{SMALL} --json"));
+    let twice = line(&format!("{SMALL},4,1 --json"));
+    assert!(once.out == twice.out, "a batch that is named twice is tried twice");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use crate::report::{check_json, check_text};
 use crate::resolve::{machine, read_log, read_text};
 use crate::scenario::names_release;
 use clap::Args;
+use moetwin::engines::catalog::Folder;
 use moetwin::engines::hardware::{find, gpu_names, major_minor, of_machine, said_sm, says_links};
 use moetwin::engines::log::{self, StartUp};
 use moetwin::engines::question::{HardwareText, Question};
@@ -34,7 +35,7 @@ pub(crate) struct CheckArgs {
         conflicts_with = "command",
         long_help = "\
 Read the whole question from a JSON file: framework, framework_version, model, hardware {gpu, count, memory_gib, interconnect, cuda, driver}, command, \
-extra_env, model_facts"
+extra_env, model_facts; gpu and gpus may stand outside of hardware"
     )]
     from: Option<PathBuf>,
     /// Version of the engine [default: the newest known]
@@ -162,7 +163,23 @@ fn question(args: &CheckArgs) -> Result<Question, Failure> {
         };
         question.env.insert(name.to_owned(), value.to_owned());
     }
+    question.folder = folder(&question)?;
     Ok(question)
+}
+
+/// The folder that the command names as its model, where it is here and has a configuration.
+fn folder(question: &Question) -> Result<Option<Folder>, Failure> {
+    // A command that cannot be read is answered later, with its own words.
+    let name = command::parse(&question.command, &question.version).ok().and_then(|command| command.model);
+    let Some(name) = name.filter(|name| Path::new(name).join("config.json").is_file()) else { return Ok(None) };
+    let at = Path::new(&name);
+    let config = read_text("COMMAND", &name, &at.join("config.json"))?;
+    let beside = at.join("hf_quant_config.json");
+    let quantization = if beside.is_file() { Some(read_text("COMMAND", &name, &beside)?) } else { None };
+    let files = std::fs::read_dir(at).into_iter().flatten().flatten();
+    let mut others: Vec<String> = files.map(|f| f.file_name().to_string_lossy().into_owned()).filter(|f| f.ends_with(".json")).collect();
+    others.sort_unstable();
+    Ok(Some(Folder { name, config, quantization, others }))
 }
 
 /// Refuses flags whose words say nothing. Files describe odd machines, so there the answer only says what it could not use.
@@ -200,6 +217,7 @@ fn pasted(args: &CheckArgs) -> Result<Question, Failure> {
         [whole] => whole.clone(),
         words => words.iter().map(|w| quoted(w)).collect::<Vec<_>>().join(" "),
     };
+    command::closed(&text).map_err(|e| Failure::from(InputError::new("COMMAND", e.to_string())))?;
     let Some(engine) = command::engine_of(&text) else {
         let accepted =
             ["python -m sglang.launch_server ..", "sglang serve ..", "vllm serve ..", "python -m vllm.entrypoints.openai.api_server .."];
@@ -211,6 +229,7 @@ fn pasted(args: &CheckArgs) -> Result<Question, Failure> {
         model: String::new(),
         hardware: HardwareText::default(),
         command: text,
+        folder: None,
         env: BTreeMap::new(),
         model_facts: BTreeMap::new(),
         assumptions: Vec::new(),

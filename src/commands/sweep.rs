@@ -3,13 +3,12 @@
 use crate::args::{DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Speculation};
 use crate::digest::digest;
 use crate::error::{Failure, InputError, Outcome};
+use crate::launches::{Launcher, Launches};
 use crate::output::{self, NewFile, Progress};
 use crate::resolve;
 use crate::sweep::{Row, Space, pareto, run as predict_all};
-use crate::table::Table;
+use crate::table::{Table, wrap};
 use clap::{Args, ValueEnum};
-use moetwin::engines::launch::launch_command;
-use moetwin::engines::question::Engine;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,18 +23,18 @@ use std::sync::Mutex;
 Examples:
   moetwin sweep
   moetwin sweep --machine 8x-h200-sxm --model deepseek-v3 --objective throughput
-  moetwin sweep --tp 8 --dp-attention 1 --batches 1,64 --slo-ms 40
+  moetwin sweep --tp 8 --dp-attention 1 --batches 1,64 --slo-ms 40 --row 2
 
 Flags that are given hold for every point; what is not given is varied: tp, pp, replicas (all GPUs are used), dp-attention, dcp, ep, all-to-all,
-all-reduce, batch. Exit code 1: no deployment starts, fits and meets the objective.")]
+all-reduce, batch. Launch commands are checked on the machine, as by `moetwin check`, before they are printed. Exit code 1: no deployment starts, fits and meets the objective.")]
 pub(crate) struct SweepArgs {
     #[command(flatten)]
     deployment: DeploymentArgs,
     /// Batches to try where --batch is not given
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "1,8,64", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "1,8,64", conflicts_with = "batch", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batches: Vec<u32>,
     /// Drafting to try where --spec is not given
-    #[arg(long, value_name = "SPEC,SPEC,..", value_delimiter = ',', default_value = "none")]
+    #[arg(long, value_name = "SPEC,SPEC,..", value_delimiter = ',', default_value = "none", conflicts_with = "spec")]
     specs: Vec<Speculation>,
     /// What the best deployment is best at
     #[arg(long, value_enum, default_value_t = Objective::Latency)]
@@ -44,8 +43,11 @@ pub(crate) struct SweepArgs {
     #[arg(long, value_name = "MS", allow_hyphen_values = true)]
     slo_ms: Option<f64>,
     /// Rows of the report
-    #[arg(long, value_name = "N", default_value_t = 15)]
-    limit: usize,
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
+    /// Row of which the report shows the launch commands (--json has them for every row)
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    row: u32,
     /// Keep rows in this file as they come, and take those it already has from it
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
@@ -80,8 +82,8 @@ struct RankedJson<'a> {
     token_ms: Option<f64>,
     pareto: bool,
     meets_slo: bool,
-    sglang: Option<String>,
-    vllm: Option<String>,
+    #[serde(flatten)]
+    launches: Launches,
 }
 
 #[derive(Serialize)]
@@ -100,7 +102,8 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Outcome, Failure> {
     let name = d.model.as_deref().unwrap_or(DEFAULT_MODEL);
     let model = resolve::model("--model", name)?;
     let gpus = u32::try_from(machine.gpu_count()).unwrap_or(u32::MAX);
-    let points = Space { fixed: d, batches: &args.batches, speculation: &args.specs, gpus }.points();
+    let (batches, specs) = (distinct(&args.batches), distinct(&args.specs));
+    let points = Space { fixed: d, batches: &batches, speculation: &specs, gpus }.points();
     if points.is_empty() {
         return Err(InputError::new("--tp", format!("no deployment of {} GPUs is left by these flags", gpus)).into());
     }
@@ -124,25 +127,30 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Outcome, Failure> {
         Objective::Throughput => -rows[*i].tokens_per_s.unwrap_or(0.0),
     };
     ranked.sort_by(|a, b| meets(&rows[*b]).cmp(&meets(&rows[*a])).then(key(a).total_cmp(&key(b))).then(a.cmp(b)));
-    let hub = hub_id(name);
+    let launcher = Launcher::new(name, &model, &machine, &points, &rows);
+    // A report shows the commands of one row.
+    let chosen = args.row as usize - 1;
+    let shown: Vec<usize> =
+        if d.json { ranked.clone() } else { ranked.get(chosen).filter(|i| meets(&rows[**i])).copied().into_iter().collect() };
+    let mut launches: BTreeMap<usize, Launches> = shown.iter().copied().zip(launcher.all(&shown)).collect();
     let ranked: Vec<RankedJson<'_>> = ranked
         .iter()
-        .map(|&i| {
-            let row = &rows[i];
-            let command = |engine| row.deployment.as_ref().and_then(|d| launch_command(engine, hub, d, row.batch, args.deployment.context));
-            let draws = row.flags.contains("--spec");
-            RankedJson {
-                row,
-                token_ms: row.token_ms(),
-                pareto: front.contains(&i),
-                meets_slo: meets(row),
-                sglang: command(Engine::Sglang).filter(|_| !draws),
-                vllm: command(Engine::Vllm).filter(|_| !draws),
-            }
+        .map(|i| RankedJson {
+            row: &rows[*i],
+            token_ms: rows[*i].token_ms(),
+            pareto: front.contains(i),
+            meets_slo: meets(&rows[*i]),
+            launches: launches.remove(i).unwrap_or_default(),
         })
         .collect();
+    let counted = ranked.iter().filter(|r| r.meets_slo).count();
+    if !d.json && counted > 0 && chosen >= counted {
+        return Err(InputError::new("--row", "is behind the last row")
+            .value(args.row.to_string())
+            .accepted([format!("1 to {counted}")])
+            .into());
+    }
     let rejected = rows.iter().filter_map(|r| Some(RejectedJson { flags: &r.flags, reason: r.rejected.as_deref()? })).collect();
-    let any = ranked.iter().any(|r| r.meets_slo);
     let objective = if args.objective == Objective::Latency { "latency" } else { "throughput" };
     let answer = SweepJson {
         schema: 1,
@@ -158,17 +166,40 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Outcome, Failure> {
     if d.json {
         output::answer_json(&answer)?;
     } else {
-        output::answer(&text(&answer, args.limit))?;
+        output::answer(&text(&answer, args.limit as usize, chosen))?;
     }
-    Ok(if any { Outcome::Yes } else { Outcome::No })
+    Ok(if counted > 0 { Outcome::Yes } else { Outcome::No })
 }
 
-/// The name that a launch command takes.
-fn hub_id(name: &str) -> &str {
-    moetwin::models::zoo::find(name).map_or(name, |m| m.hub_id)
+/// The values, each once, in the order given.
+fn distinct<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
+    let mut out = Vec::new();
+    for value in values {
+        if !out.contains(value) {
+            out.push(*value);
+        }
+    }
+    out
 }
 
-fn text(a: &SweepJson<'_>, limit: usize) -> String {
+/// How the engines launch a row, or why they do not.
+fn launch_text(chosen: usize, launches: &Launches) -> String {
+    let row = if chosen == 0 { "The first".to_owned() } else { format!("Row {}", chosen + 1) };
+    let mut out = String::new();
+    for (engine, command, note) in [("SGLang", &launches.sglang, &launches.sglang_note), ("vLLM", &launches.vllm, &launches.vllm_note)] {
+        let no = if command.is_some() { "" } else { ": no command" };
+        let _ = writeln!(out, "\n{row} as {engine} takes it{no}");
+        if let Some(command) = command {
+            let _ = writeln!(out, "  {command}");
+        }
+        if let Some(note) = note {
+            let _ = writeln!(out, "  {}", wrap(note, 2));
+        }
+    }
+    out
+}
+
+fn text(a: &SweepJson<'_>, limit: usize, chosen: usize) -> String {
     let mut out = format!("{} on {}: {} deployments, {} rejected\n\n", a.model, a.machine, a.points, a.rejected.len());
     let slo = a.slo_ms.map_or(String::new(), |ms| format!(", at most {ms} ms a token"));
     let _ = writeln!(out, "Best for {}{slo} (*: no other deployment is better in both figures)", a.objective);
@@ -183,12 +214,8 @@ fn text(a: &SweepJson<'_>, limit: usize) -> String {
         ]);
     }
     out.push_str(&table.render());
-    if let Some(best) = a.rows.iter().find(|r| r.meets_slo) {
-        for (engine, command) in [("SGLang", &best.sglang), ("vLLM", &best.vllm)] {
-            if let Some(command) = command {
-                let _ = writeln!(out, "\nThe first as {engine} takes it\n  {command}");
-            }
-        }
+    if let Some(row) = a.rows.iter().filter(|r| r.meets_slo).nth(chosen) {
+        out.push_str(&launch_text(chosen, &row.launches));
     } else {
         out.push_str("  none starts, fits and meets the objective\n");
     }

@@ -8,7 +8,13 @@ use std::fmt::Write as _;
 /// The report.
 pub(crate) fn text(question: &Question, answer: &Answer) -> String {
     let mut out = String::new();
-    let _ = writeln!(out, "{} {}: {}", question.engine.title(), answer.settings.version.text, in_words(answer.starts));
+    let _ = writeln!(
+        out,
+        "{} {}: {}",
+        question.engine.title(),
+        answer.settings.version.text,
+        in_words(answer.starts).to_owned() + if answer.starts == Starts::Yes && answer.in_the_dark() { ", as far as is known" } else { "" }
+    );
     if !answer.invariant.is_empty() {
         let _ = writeln!(out, "  {} at {} ({})", answer.kind.name(), answer.phase.name(), answer.invariant);
     }

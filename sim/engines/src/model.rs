@@ -103,6 +103,8 @@ pub struct Model {
     pub kv_bytes_per_token_layer_fp8: Option<u64>,
     /// How weights are stored.
     pub weights: WeightScheme,
+    /// The checkpoint is known to be stored without quantization and without a configuration of one.
+    pub unquantized: bool,
     /// What ledgers need beyond the figures above, from the catalog.
     pub shape: crate::catalog::Shape,
     /// Every figure of the question, also those without a field here.

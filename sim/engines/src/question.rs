@@ -62,6 +62,8 @@ pub struct Question {
     pub hardware: HardwareText,
     /// The command as pasted.
     pub command: String,
+    /// The model's folder, where the command names one that is at hand.
+    pub folder: Option<crate::catalog::Folder>,
     /// Environment variables beyond those in the command.
     pub env: BTreeMap<String, String>,
     /// Figures of the model, where no configuration is at hand.

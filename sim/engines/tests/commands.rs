@@ -59,6 +59,7 @@ const PLANTED: &[&[(&str, &str)]] = &[
         ("--trust-remote-code yes", "every_word_has_a_flag"),
         ("--enforce-eager=true", "switch_takes_no_value"),
         ("--max-num-seqs 0", "count_is_at_least_one"),
+        ("--max-model-len 0", "count_is_at_least_one"),
         ("--speculative-config {bad", "value_is_json"),
         ("--gpu-memory-utilization 1.5", "fraction_is_a_share"),
         ("--gpu-memory-utilization 0.02", "kv_cache_holds_one_request"),
@@ -76,6 +77,7 @@ fn question(sound: usize, command: String) -> Question {
         model: String::new(),
         hardware: HardwareText { gpu: gpu.to_owned(), count: Some(count), ..HardwareText::default() },
         command,
+        folder: None,
         env: BTreeMap::new(),
         model_facts: BTreeMap::new(),
         assumptions: Vec::new(),
@@ -141,5 +143,92 @@ proptest! {
             prop_assert!((&again.invariant, &again.arguments) != (&answer.invariant, &answer.arguments), "{command} after {}: {}", fix.text, again.message);
             prop_assert_eq!(Some(again.starts), fix.then);
         }
+    }
+}
+
+/// A question of vLLM on so many H200s.
+fn vllm(gpus: Option<u32>, command: &str) -> Question {
+    let hardware = HardwareText { gpu: "H200".to_owned(), count: gpus, ..HardwareText::default() };
+    Question { hardware, ..question(10, command.to_owned()) }
+}
+
+#[test]
+fn a_container_has_the_gpus_that_it_is_given() {
+    let run = |gpus: &str, rest: &str| format!("docker run --gpus {gpus} {rest} vllm/vllm-openai:v0.10.0 --model Qwen/Qwen3-30B-A3B -tp 4");
+    for (machine, command) in [
+        (None, run("2", "")),
+        (Some(8), run("2", "")),
+        (Some(8), run("'\"device=0,1\"'", "")),
+        (Some(8), run("2", "-e CUDA_VISIBLE_DEVICES=0,1,2,3")),
+        (Some(8), run("all", "-e CUDA_VISIBLE_DEVICES=0,1")),
+    ] {
+        let answer = verdict::check(&vllm(machine, &command)).unwrap();
+        assert_eq!(answer.invariant, "enough_gpus", "{command}");
+        assert!(answer.message.contains("needs 4 GPUs and 2 are there"), "{}", answer.message);
+    }
+    for (machine, command) in [
+        (Some(8), run("4", "")),
+        (Some(8), run("all", "")),
+        (Some(8), run("all", "-e CUDA_VISIBLE_DEVICES=$LIST")),
+        (Some(8), format!("CUDA_VISIBLE_DEVICES=$(seq -s, 0 3) {}", run("all", ""))),
+    ] {
+        assert_eq!(verdict::check(&vllm(machine, &command)).unwrap().starts, Starts::Yes, "{command}");
+    }
+}
+
+#[test]
+fn visible_gpus_are_those_of_each_host() {
+    let run = |ranks: u32| {
+        let command = format!(
+            "docker run --gpus 2 lmsysorg/sglang:v0.5.9 python3 -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --tp {ranks} --nnodes 2 --node-rank 0 --dist-init-addr a:1"
+        );
+        verdict::check(&Question { engine: Engine::Sglang, version: Version::newest(Engine::Sglang), ..vllm(Some(8), &command) }).unwrap()
+    };
+    assert_eq!(run(4).starts, Starts::Yes);
+    let eight = run(8);
+    assert!(eight.message.contains("needs 8 GPUs and 4 are there"), "{}", eight.message);
+}
+
+#[test]
+fn what_counts_the_gpus_is_put_in_and_loops_are_not_one_launch() {
+    let counted = vllm(Some(4), "vllm serve Qwen/Qwen3-30B-A3B -tp $(nvidia-smi -L | wc -l)");
+    let answer = verdict::check(&counted).unwrap();
+    assert_eq!((answer.starts, answer.settings.tp), (Starts::Yes, 4));
+    assert!(answer.assumptions.iter().any(|a| a.contains("nvidia-smi -L | wc -l")), "{:?}", answer.assumptions);
+    let three = Question { hardware: HardwareText { count: Some(3), ..counted.hardware.clone() }, ..counted };
+    assert_eq!(verdict::check(&three).unwrap().invariant, "heads_divisible_by_tp");
+    let error = verdict::check(&vllm(Some(8), "for tp in 1 2 4; do vllm serve Qwen/Qwen3-30B-A3B -tp $tp; done")).unwrap_err().to_string();
+    assert!(error.contains("one is answered at a time") && error.contains("$tp"), "{error}");
+    let again = verdict::check(&vllm(Some(8), "while true; do vllm serve Qwen/Qwen3-30B-A3B -tp 4; done")).unwrap();
+    assert_eq!((again.starts, again.settings.tp), (Starts::Yes, 4), "{}", again.message);
+    assert_eq!(verdict::check(&vllm(Some(8), "vllm serve Qwen/Qwen3-30B-A3B -tp 4; echo done")).unwrap().starts, Starts::Yes);
+}
+
+#[test]
+fn a_start_that_nothing_is_known_of_says_what_was_not_checked() {
+    let dark = verdict::check(&vllm(Some(8), "vllm serve nosuch/model -tp 3")).unwrap();
+    assert!(dark.starts == Starts::Yes && dark.in_the_dark(), "{}", dark.message);
+    assert!(
+        dark.message.contains("nothing is known of nosuch/model, so neither heads, experts nor memory were checked"),
+        "{}",
+        dark.message
+    );
+    let sized = verdict::check(&vllm(Some(8), "vllm serve nosuch/model-7b -tp 2")).unwrap();
+    assert!(sized.message.contains("only its size is known of nosuch/model-7b, so neither heads nor experts"), "{}", sized.message);
+    let known = verdict::check(&vllm(Some(8), "vllm serve Qwen/Qwen3-30B-A3B -tp 4")).unwrap();
+    assert!(!known.in_the_dark() && known.message.starts_with("starts: no rule"), "{}", known.message);
+}
+
+#[test]
+fn a_method_of_quantized_checkpoints_needs_one() {
+    for (method, refused) in [("awq", true), ("gptq_marlin", true), ("fp8", false)] {
+        let answer = verdict::check(&vllm(Some(4), &format!("vllm serve Qwen/Qwen3-30B-A3B -tp 4 --quantization {method}"))).unwrap();
+        assert_eq!(answer.invariant == "quantization_has_its_configuration", refused, "{method}: {}", answer.message);
+        assert!(!refused || answer.fixes.iter().any(|f| f.verified), "{:?}", answer.fixes);
+    }
+    // A copy under another name may hold anything.
+    for model in ["Qwen/Qwen3-30B-A3B-AWQ", "/models/Qwen3-30B-A3B", "someone/Qwen3-30B-A3B"] {
+        let answer = verdict::check(&vllm(Some(4), &format!("vllm serve {model} -tp 4 --quantization awq"))).unwrap();
+        assert_ne!(answer.invariant, "quantization_has_its_configuration", "{model}");
     }
 }

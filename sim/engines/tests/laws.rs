@@ -170,6 +170,7 @@ proptest! {
             model: String::new(),
             hardware: HardwareText { gpu: gpu.to_owned(), count: Some(8), interconnect: if sm120 { "PCIe" } else { "NVLink" }.to_owned(), ..HardwareText::default() },
             command,
+            folder: None,
             env: BTreeMap::new(),
             model_facts: BTreeMap::new(),
             assumptions: Vec::new(),

@@ -124,6 +124,7 @@ fn answer(case: &Logged) -> Answer {
             ..HardwareText::default()
         },
         command: case.command.to_owned(),
+        folder: None,
         env: BTreeMap::new(),
         model_facts: BTreeMap::new(),
         assumptions: Vec::new(),

@@ -31,6 +31,7 @@ fn ask(version: &str, machine: &Machine, command: &str, env: &[(&str, &str)]) ->
             ..HardwareText::default()
         },
         command: command.to_owned(),
+        folder: None,
         env: env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
         model_facts: BTreeMap::new(),
         assumptions: Vec::new(),

@@ -50,6 +50,7 @@ pub fn read(text: &str) -> Result<Question, CaseError> {
     let command = string(&root, "command")?.ok_or_else(|| field("command", "is missing", "a launch command"))?;
     let engine = engine(&root, &command)?;
     let version = string(&root, "framework_version")?.unwrap_or_default();
+    resembling(&root)?;
     let unknown = |name: &&String| !FIELDS.contains(&name.as_str());
     let left_alone = |name: &String| format!("the field `{name}` of the file is not known, and decides nothing");
     Ok(Question {
@@ -58,18 +59,36 @@ pub fn read(text: &str) -> Result<Question, CaseError> {
         model: string(&root, "model")?.unwrap_or_default(),
         hardware: hardware(&root)?,
         command,
+        folder: None,
         env: env(&root)?,
         model_facts: facts(&root)?,
         assumptions: root.keys().filter(unknown).map(left_alone).collect(),
     })
 }
 
-/// Fields of a file.
-const FIELDS: &[&str] = &["framework", "framework_version", "model", "hardware", "command", "extra_env", "environment", "model_facts"];
+/// Fields of a file. `gpu` and `gpus` stand for hardware.gpu and hardware.count, as the flags of the command line are called.
+const FIELDS: &[&str] =
+    &["framework", "framework_version", "model", "hardware", "command", "extra_env", "environment", "model_facts", "gpu", "gpus"];
+
+/// Refuses a field that is one or two letters off a known one: left alone, it would decide nothing although it was meant to.
+fn resembling(root: &Map<String, Value>) -> Result<(), CaseError> {
+    for name in root.keys().filter(|name| !FIELDS.contains(&name.as_str())) {
+        let off = |known: &str| command::distance(&name.to_lowercase().replace('-', "_"), known);
+        // A name of three letters is one letter off too many words.
+        let near = FIELDS.iter().filter(|known| known.len() > 3).map(|known| (off(known), known)).min();
+        if let Some((_, known)) = near.filter(|(off, known)| *off <= known.len() / 4) {
+            return Err(field(name, format!("is not a field; the nearest is `{known}`"), FIELDS.join(", ")));
+        }
+    }
+    Ok(())
+}
 
 /// The engine: what the file says and what the command starts must be one.
 fn engine(root: &Map<String, Value>, command: &str) -> Result<Engine, CaseError> {
     let started = command::engine_of(command);
+    if started.is_none() {
+        command::closed(command).map_err(|e| field("command", e.to_string(), "a command whose quotes are closed"))?;
+    }
     let said = framework(root, started)?;
     match started {
         Some(started) if started != said => Err(field(
@@ -122,16 +141,9 @@ fn object<'a>(root: &'a Map<String, Value>, name: &str) -> Result<Option<&'a Map
 }
 
 fn hardware(root: &Map<String, Value>) -> Result<HardwareText, CaseError> {
-    let Some(map) = object(root, "hardware")? else { return Ok(HardwareText::default()) };
-    let count = match map.get("count") {
-        None | Some(Value::Null) => None,
-        Some(v) => Some(
-            v.as_u64()
-                .and_then(|n| u32::try_from(n).ok())
-                .filter(|n| (1..=100_000).contains(n))
-                .ok_or_else(|| field("hardware.count", format!("is {v}"), "1 to 100000"))?,
-        ),
-    };
+    let empty = Map::new();
+    let map = object(root, "hardware")?.unwrap_or(&empty);
+    let count = gpus(map, "count", "hardware.count")?.or(gpus(root, "gpus", "gpus")?);
     let memory_gib = match map.get("memory_gib") {
         None | Some(Value::Null) => None,
         Some(v) => Some(
@@ -142,7 +154,7 @@ fn hardware(root: &Map<String, Value>) -> Result<HardwareText, CaseError> {
     };
     let known = ["gpu", "count", "memory_gib", "interconnect", "cuda", "driver"];
     Ok(HardwareText {
-        gpu: string(map, "gpu")?.unwrap_or_default(),
+        gpu: string(map, "gpu")?.or(string(root, "gpu")?).unwrap_or_default(),
         count,
         memory_gib,
         interconnect: string(map, "interconnect")?.unwrap_or_default(),
@@ -150,6 +162,12 @@ fn hardware(root: &Map<String, Value>) -> Result<HardwareText, CaseError> {
         driver: string(map, "driver")?,
         other: map.iter().filter(|(k, _)| !known.contains(&k.as_str())).map(|(k, v)| (k.clone(), v.clone())).collect(),
     })
+}
+
+fn gpus(object: &Map<String, Value>, name: &str, place: &str) -> Result<Option<u32>, CaseError> {
+    let Some(value) = object.get(name).filter(|v| !v.is_null()) else { return Ok(None) };
+    let count = value.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| (1..=100_000).contains(n));
+    count.map(Some).ok_or_else(|| field(place, format!("is {value}"), "1 to 100000"))
 }
 
 fn env(root: &Map<String, Value>) -> Result<BTreeMap<String, String>, CaseError> {
@@ -182,7 +200,22 @@ mod tests {
         assert!(q.engine == Engine::Vllm && q.version.assumed && q.assumptions.is_empty());
         let two = wrong("{\"command\": \"vllm serve x\", \"framework\": \"sglang\"}");
         assert!(two.contains("is sglang") && two.contains("starts vLLM"), "{two}");
-        let odd = read("{\"command\": \"vllm serve m\", \"gpus\": 8}").unwrap();
-        assert!(odd.assumptions.iter().any(|a| a.contains("`gpus`")), "{:?}", odd.assumptions);
+        let odd = read("{\"command\": \"vllm serve m\", \"colour\": 8}").unwrap();
+        assert!(odd.assumptions.iter().any(|a| a.contains("`colour`")), "{:?}", odd.assumptions);
+    }
+
+    #[test]
+    fn the_command_lines_names_are_taken_and_slips_are_not() {
+        let q = read(r#"{"command": "vllm serve m", "gpu": "H200", "gpus": 4}"#).unwrap();
+        assert_eq!((q.hardware.gpu.as_str(), q.hardware.count, q.assumptions.len()), ("H200", Some(4), 0));
+        let both = read(r#"{"command": "vllm serve m", "gpu": "H200", "gpus": 4, "hardware": {"gpu": "B200", "count": 8}}"#).unwrap();
+        assert_eq!((both.hardware.gpu.as_str(), both.hardware.count), ("B200", Some(8)));
+        for (text, near) in
+            [(r#"{"command": "vllm serve m", "hardwear": {}}"#, "`hardware`"), (r#"{"command": "vllm serve m", "models": "x"}"#, "`model`")]
+        {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(near) && error.contains("accepted: framework"), "{error}");
+        }
+        assert!(read(r#"{"command": "vllm serve m", "gpus": 0}"#).unwrap_err().to_string().starts_with("`gpus`: is 0"));
     }
 }

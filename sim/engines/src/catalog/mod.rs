@@ -3,15 +3,18 @@
 //! A name decides facts only, never a verdict: rules see [`Model`], and a question's own figures (`model_facts`) outrank the table's.
 
 mod facts;
+mod folder;
 mod names;
 mod quantize;
 mod shape;
 mod table;
 
+pub use folder::Folder;
 pub use quantize::requantize;
 pub use shape::{Amount, LayerParts, Parts, Shape};
 
 use crate::model::Model;
+use moetwin_models::zoo;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -23,7 +26,19 @@ pub fn resolve(in_command: &str, in_words: &str, facts: &BTreeMap<String, Value>
         model.name =
             [in_command, in_words].into_iter().find(|t| !t.trim().is_empty()).unwrap_or("a model that is not named").trim().to_owned();
     }
+    // Publishers' own checkpoints are known as they are; a folder or a copy may hold anything under the same name.
+    model.unquantized = zoo::find(in_command).is_some_and(|known| known.hub_id.eq_ignore_ascii_case(in_command));
+    finished(model, facts, flag)
+}
+
+/// The same of a model whose folder is at hand.
+pub fn of_folder(folder: &Folder, facts: &BTreeMap<String, Value>, flag: Option<&str>) -> Model {
+    finished(folder::of(folder), facts, flag)
+}
+
+fn finished(mut model: Model, facts: &BTreeMap<String, Value>, flag: Option<&str>) -> Model {
     facts::apply(&mut model, facts);
+    model.unquantized &= model.weights.method == "bf16";
     quantize::flag(&mut model, flag);
     model
 }

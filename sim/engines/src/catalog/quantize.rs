@@ -176,6 +176,10 @@ pub(super) fn flag(model: &mut Model, flag: Option<&str>) {
         "mxfp4" => "mxfp4",
         _ => return,
     };
+    // A rule refuses this: there is nothing that the method could read.
+    if model.unquantized && matches!(asked, "awq" | "gptq") {
+        return;
+    }
     if model.weights.method != asked && model.weights.method == "bf16" && asked != "fp8" {
         // A checkpoint method that the name does not show: the flag says how it is stored.
         model.weights = scheme(asked, false);

@@ -197,7 +197,7 @@ fn changed(config: &str, keys: &[&(&str, &str)]) -> String {
 }
 
 /// The figures of a configuration.
-fn of_spec(spec: ModelSpec, raw: &Value) -> Model {
+pub(super) fn of_spec(spec: ModelSpec, raw: &Value) -> Model {
     let text = raw.get("text_config").unwrap_or(raw);
     let first = |keys: &[&str]| keys.iter().find_map(|k| text.get(*k).or_else(|| raw.get(*k)).and_then(Value::as_u64));
     let mut model = Model {

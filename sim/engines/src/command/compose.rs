@@ -15,10 +15,16 @@ pub(super) fn words(text: &str) -> Result<Option<Vec<Word>>, Unclosed> {
     }
     let mut out = Manifest::default();
     for (i, line) in lines.iter().enumerate() {
+        if let Some(n) = line.text.strip_prefix("nvidia.com/gpu:") {
+            out.gpus = bare(n).parse().ok().or(out.gpus);
+        }
         let Some((key, value)) = key(line.text) else { continue };
         let value_at = line.at + line.text.len() - value.len();
         let here = Block { text, lines: &lines[i + 1..], indent: line.indent };
         match key {
+            // One of several services of a file may reserve GPUs; the server does.
+            "devices" => out.gpus = here.reserved().or(out.gpus),
+            "gpus" if !value.is_empty() => out.gpus = bare(value).parse().ok(),
             "image" => out.image.push(unquoted(value, value_at)),
             "environment" | "env" => out.variables.extend(here.variables()),
             "entrypoint" => out.entry.extend(here.command(value, value_at)?),
@@ -26,8 +32,10 @@ pub(super) fn words(text: &str) -> Result<Option<Vec<Word>>, Unclosed> {
             _ => {}
         }
     }
-    let Manifest { variables, image, entry, command } = out;
-    Ok(Some([variables, image, entry, command].concat()))
+    let Manifest { variables, image, entry, command, gpus } = out;
+    // As `docker run` would have it.
+    let gpus = gpus.map(|n| Word { text: format!("--gpus={n}"), span: 0..0, quoted: false });
+    Ok(Some([gpus.into_iter().collect(), variables, image, entry, command].concat()))
 }
 
 #[derive(Default)]
@@ -36,6 +44,8 @@ struct Manifest {
     image: Vec<Word>,
     entry: Vec<Word>,
     command: Vec<Word>,
+    /// GPUs that are reserved.
+    gpus: Option<u32>,
 }
 
 /// A line without its indentation; the dash of a list counts as indentation where a key follows it.
@@ -83,6 +93,32 @@ impl<'a> Block<'a> {
     fn below(&self) -> impl Iterator<Item = &'a Line<'a>> + use<'a> {
         let indent = self.indent;
         self.lines.iter().take_while(move |line| line.indent > indent || line.indent == indent && line.text.starts_with("- "))
+    }
+
+    /// GPUs below `devices:` of a reservation: `count: 2` or the `device_ids`; `None` for all, and for devices that are no GPUs.
+    fn reserved(&self) -> Option<u32> {
+        let lines: Vec<&Line<'_>> = self.below().collect();
+        if !lines.iter().any(|line| line.text.contains("gpu") || line.text.contains("nvidia")) {
+            return None;
+        }
+        let mut last = None;
+        for (i, line) in lines.iter().enumerate() {
+            match key(line.text) {
+                Some(("count", value)) => last = bare(value).parse().ok(),
+                Some(("device_ids", value)) => {
+                    let here = Block { text: self.text, lines: &self.lines[i + 1..], indent: line.indent };
+                    let at = line.at + line.text.len() - value.len();
+                    let ids = if value.starts_with('[') {
+                        flow(&self.text[at..], at).len()
+                    } else {
+                        here.below().filter(|l| l.text.starts_with("- ")).count()
+                    };
+                    last = u32::try_from(ids).ok().filter(|n| *n > 0);
+                }
+                _ => {}
+            }
+        }
+        last
     }
 
     fn variables(&self) -> Vec<Word> {
@@ -227,6 +263,30 @@ mod tests {
         let plain = "command: --model m\n  --max-model-len 4096\n";
         assert_eq!(texts(plain), ["--model", "m", "--max-model-len", "4096"]);
         assert_eq!(words("vllm serve m --x y"), Ok(None));
+    }
+
+    #[test]
+    fn reserved_gpus_are_those_of_the_container() {
+        let of = |devices: &str| {
+            let text = format!(
+                "services:\n  llm:\n    image: vllm/vllm-openai:v0.11.0\n    command: --model m\n    deploy:\n      resources:\n        reservations:\n          devices:\n{devices}"
+            );
+            texts(&text).into_iter().find_map(|w| w.strip_prefix("--gpus=").map(str::to_owned))
+        };
+        let two = Some("2".to_owned());
+        assert_eq!(of("            - driver: nvidia\n              count: 2\n              capabilities: [gpu]\n"), two);
+        assert_eq!(of("            - driver: nvidia\n              device_ids: ['0', \"3\"]\n              capabilities: [gpu]\n"), two);
+        assert_eq!(
+            of(
+                "            - capabilities: [gpu]\n              device_ids:\n                - \"0\"\n                - '1'\n              driver: nvidia\n"
+            ),
+            two
+        );
+        assert_eq!(of("            - driver: nvidia\n              count: all\n              capabilities: [gpu]\n"), None);
+        assert_eq!(of("            - driver: tpu\n              count: 2\n"), None);
+        let pod =
+            "containers:\n- image: vllm/vllm-openai:v0.11.0\n  args: [\"m\"]\n  resources:\n    limits:\n      nvidia.com/gpu: \"2\"\n";
+        assert_eq!(texts(pod)[0], "--gpus=2");
     }
 
     #[test]

@@ -1,14 +1,17 @@
 //! Launch commands as people paste them.
 
 mod compose;
+mod container;
 mod image;
 mod nearest;
 mod shell;
+mod substitution;
 mod words;
 
 pub use image::{Image, image};
 pub(crate) use nearest::distance;
 pub use nearest::nearest;
+pub(crate) use substitution::settle;
 pub use words::{Unclosed, Word, split};
 
 use crate::flags::{self, Flag, Value};
@@ -52,6 +55,8 @@ pub struct Command {
     pub engine: Option<Engine>,
     /// The tag of a container image of the engine.
     pub image_tag: Option<String>,
+    /// GPUs that the container is given, where fewer than all.
+    pub gpus: Option<u32>,
     /// Variables set in front of the command or for its container.
     pub env: BTreeMap<String, String>,
     /// The model: `--model`, `--model-path`, or vLLM's positional.
@@ -68,7 +73,7 @@ pub struct Command {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommandError {
     /// A quote is never closed.
-    #[error("the quote {mark} at byte {at} of the command is never closed")]
+    #[error("the quote {mark} at byte {at} of the command is not closed: what follows it is one word up to the end")]
     Unclosed {
         /// The quote.
         mark: char,
@@ -81,6 +86,21 @@ pub enum CommandError {
          python -m vllm.entrypoints.openai.api_server .., a docker run of one of their images)"
     )]
     NoEngine,
+    /// The value of a flag is what another command prints.
+    #[error("the value of {flag} is what {text} prints, which is not known here: {instead}")]
+    Printed {
+        /// The flag as written.
+        flag: String,
+        /// The substitution.
+        text: String,
+        /// What would be right.
+        instead: String,
+    },
+    /// A loop that starts the engine several times.
+    #[error(
+        "the command is a loop over several launches, and one is answered at a time: give what stands between do and done, with one value in the place of ${0}"
+    )]
+    Loop(String),
     /// More words than any honest command has.
     #[error("the command has {0} words; at most 4096 are read")]
     TooLong(usize),
@@ -90,6 +110,14 @@ pub enum CommandError {
 pub fn engine_of(text: &str) -> Option<Engine> {
     let words = shell::words(text).ok()?;
     find_start(&words).map(|start| start.engine)
+}
+
+/// Whether every quote is closed: without that no engine is found, and the quote is what is wrong.
+///
+/// # Errors
+/// [`CommandError::Unclosed`].
+pub fn closed(text: &str) -> Result<(), CommandError> {
+    shell::words(text).map(|_| ()).map_err(|e| CommandError::Unclosed { mark: e.mark, at: e.at })
 }
 
 /// Reads a command: a shell's, or one inside a Compose file or a pod manifest. `version` decides which abbreviations are unambiguous.
@@ -102,9 +130,15 @@ pub fn parse(text: &str, version: &Version) -> Result<Command, CommandError> {
         return Err(CommandError::TooLong(words.len()));
     }
     let start = find_start(&words).ok_or(CommandError::NoEngine)?;
-    let mut command = Command { engine: Some(start.engine), image_tag: start.tag, ..Command::default() };
-    variables(&words[..start.front], &mut command.env);
-    let end = words[start.arguments..].iter().position(|w| !w.quoted && ends_command(&w.text)).map_or(words.len(), |n| start.arguments + n);
+    let front = &words[..start.front];
+    let looped = shell::loop_around(front);
+    if let Some(name) = looped.as_ref().and_then(|l| l.variable.clone()) {
+        return Err(CommandError::Loop(name));
+    }
+    let mut command = Command { engine: Some(start.engine), image_tag: start.tag, gpus: container::gpus(front), ..Command::default() };
+    variables(front, &mut command.env);
+    let ends = |word: &Word| !word.quoted && (ends_command(&word.text) || looped.is_some() && word.text == "done");
+    let end = words[start.arguments..].iter().position(ends).map_or(words.len(), |n| start.arguments + n);
     let words: Vec<Word> = words[start.arguments..end].iter().map(|word| shell::expanded(word, &command.env)).collect();
     Arguments { text, words: &words, at: 0, engine: start.engine, version, command: &mut command }.read();
     Ok(command)
@@ -112,7 +146,11 @@ pub fn parse(text: &str, version: &Version) -> Result<Command, CommandError> {
 
 /// Whether a value stands for something that the command does not say: `<n>`, `$TP`, `{{ .Values.tp }}`.
 pub fn is_placeholder(value: &str) -> bool {
-    value.starts_with('<') && value.ends_with('>') || value.starts_with("{{") || value.contains("${") || value.starts_with('$')
+    value.starts_with('<') && value.ends_with('>')
+        || value.starts_with("{{")
+        || value.contains("${")
+        || value.starts_with('$')
+        || substitution::is_one(value)
 }
 
 impl Command {

@@ -37,6 +37,21 @@ fn inside(text: &str, word: &Word) -> Result<Vec<Word>, Unclosed> {
     Ok(words.into_iter().map(moved).collect())
 }
 
+/// A shell's loop that a command stands in.
+pub(super) struct Loop {
+    /// The variable that runs through a list; a `while` or `until` has none, and its body is one command.
+    pub(super) variable: Option<String>,
+}
+
+/// The loop that is open at the end of `front`: its `do` is there, its `done` is not.
+pub(super) fn loop_around(front: &[Word]) -> Option<Loop> {
+    let plain = |i: usize| front.get(i).filter(|w| !w.quoted).map_or("", |w| w.text.as_str());
+    let at = (0..front.len()).rev().find(|i| matches!(plain(*i), "do" | "done")).filter(|i| plain(*i) == "do")?;
+    let first = |i: &usize| *i == 0 || plain(i - 1) == ";" || matches!(plain(*i + 2), "in");
+    let head = (0..at).rev().filter(first).find(|i| matches!(plain(*i), "for" | "while" | "until"))?;
+    Some(Loop { variable: (plain(head) == "for").then(|| plain(head + 1).to_owned()) })
+}
+
 /// `$NAME`, `${NAME}` and `${NAME:-default}` replaced where the paste sets them; others stay.
 pub(super) fn expanded(word: &Word, env: &BTreeMap<String, String>) -> Word {
     if !word.text.contains('$') {

@@ -55,6 +55,10 @@ impl Lexer<'_> {
             self.blank();
             match self.peek() {
                 None => return Ok(words),
+                Some(';') if self.ends_statement() => {
+                    words.push(Word { text: ";".to_owned(), span: self.at..self.at + 1, quoted: false });
+                    self.at += 1;
+                }
                 Some('#') => {
                     while self.peek().is_some_and(|c| c != '\n') {
                         self.take();
@@ -63,6 +67,11 @@ impl Lexer<'_> {
                 Some(_) => words.push(self.word()?),
             }
         }
+    }
+
+    /// A semicolon that a blank or the end follows: one inside a word belongs to it, as in an address that nobody quoted.
+    fn ends_statement(&self) -> bool {
+        self.rest().starts_with(';') && self.rest()[1..].chars().next().is_none_or(char::is_whitespace)
     }
 
     /// Skips white space and joined lines.
@@ -89,7 +98,8 @@ impl Lexer<'_> {
         }
         while let Some(c) = self.peek() {
             match c {
-                _ if c.is_whitespace() => break,
+                _ if c.is_whitespace() || self.ends_statement() => break,
+                '$' | '`' if substitution(self.rest()).is_some() => self.verbatim(&mut out),
                 '\'' | '"' => {
                     quoted = true;
                     self.quoted(c, &mut out)?;
@@ -121,10 +131,21 @@ impl Lexer<'_> {
         Ok(Word { text: out, span: start..self.at, quoted })
     }
 
+    /// Takes what a command would print, as it stands.
+    fn verbatim(&mut self, out: &mut String) {
+        let length = substitution(self.rest()).unwrap_or(0);
+        out.push_str(&self.text[self.at..self.at + length]);
+        self.at += length;
+    }
+
     fn quoted(&mut self, mark: char, out: &mut String) -> Result<(), Unclosed> {
         let at = self.at;
         self.take();
         loop {
+            if mark == '"' && substitution(self.rest()).is_some() {
+                self.verbatim(out);
+                continue;
+            }
             match self.take() {
                 None => return Err(Unclosed { mark, at }),
                 Some(c) if c == mark => return Ok(()),
@@ -138,6 +159,28 @@ impl Lexer<'_> {
             }
         }
     }
+}
+
+/// Bytes of a command substitution that `text` begins with and that closes: `$(nvidia-smi -L | wc -l)`, or the same in backticks. Three backticks
+/// fence a block in notes, and one that nothing closes on its line is a stray of such.
+fn substitution(text: &str) -> Option<usize> {
+    if let Some(inner) = text.strip_prefix('`') {
+        let end = inner.find(['`', '\n']).filter(|end| *end > 0 && inner[*end..].starts_with('`'))?;
+        return Some(end + 2);
+    }
+    let mut depth = 0u32;
+    let rest = text.strip_prefix('$').filter(|rest| rest.starts_with('('))?;
+    for (i, c) in rest.char_indices() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return Some(i + 2);
+        }
+    }
+    None
 }
 
 /// Bytes of a JSON object or array, or of a placeholder, that `text` begins with and that closes on the way.
@@ -187,6 +230,11 @@ mod tests {
         assert_eq!(texts("--m <MTP flags> <path>/x"), ["--m", "<MTP flags>", "<path>/x"]);
         assert_eq!(split("a 'b").unwrap_err(), Unclosed { mark: '\'', at: 2 });
         assert_eq!(texts("{never closed"), ["{never", "closed"]);
+        assert_eq!(texts("A=1; x --u a;b"), ["A=1", ";", "x", "--u", "a;b"]);
+        assert_eq!(texts("-tp $(a -L | wc -l) -x"), ["-tp", "$(a -L | wc -l)", "-x"]);
+        assert_eq!(texts("-tp `a -L | wc -l` \"$(b (c) d)\" -x"), ["-tp", "`a -L | wc -l`", "$(b (c) d)", "-x"]);
+        assert_eq!(texts("```\nvllm serve m\n```"), ["```", "vllm", "serve", "m", "```"]);
+        assert_eq!(texts("$(never closed"), ["$(never", "closed"]);
     }
 
     #[test]

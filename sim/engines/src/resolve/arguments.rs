@@ -267,7 +267,9 @@ fn size(given: &Given, flag: &Flag, value: &str) -> Option<Finding> {
         let says = format!("pydantic: Input should be greater than or equal to {least}");
         return Some(finding.because(says).fix(Fix::remove(&given.written)));
     }
-    if n >= 1.0 || !COUNTS.contains(&flag.name) {
+    // -1 asks for the longest context that fits; a context of nothing holds no request.
+    let length = flag.name == "--max-model-len" && n == 0.0;
+    if n >= 1.0 || !length && !COUNTS.contains(&flag.name) {
         return None;
     }
     let message = format!("{} counts from 1, and it is {value}", given.written);

@@ -149,7 +149,7 @@ impl Draft<'_> {
     /// Ranks after a flag; where the command has a placeholder or nothing for their number, all that the machine has.
     pub fn ranks(&self, flag: &str) -> Option<u32> {
         let open = self.settings.flag(flag).is_some_and(|value| value == "true" || crate::command::is_placeholder(value));
-        if open { self.hardware.count } else { self.count(flag) }
+        if open { self.command.gpus.or(self.hardware.count) } else { self.count(flag) }
     }
     /// A length after a flag, at least 1.
     pub fn length(&self, flag: &str) -> Option<u64> {

@@ -269,17 +269,21 @@ fn expert_width(launch: &Launch<'_>) -> Vec<Finding> {
 }
 
 fn gpus(launch: &Launch<'_>) -> Vec<Finding> {
-    let visible = launch.settings.env("CUDA_VISIBLE_DEVICES").map(|list| list.split(',').filter(|d| !d.trim().is_empty()).count() as u32);
     let hosts = launch.settings.nodes.max(1);
-    let Some(count) = visible.map(|n| n * hosts).or(launch.hardware.count) else { return Vec::new() };
-    let world = launch.settings.world();
+    let container = launch.command.gpus;
+    // A list of devices outranks the description of the machine; a container never has more than it is given. Both are of one host.
+    let visible = launch.listed_gpus().into_iter().chain(container).min();
     // A description may count the GPUs of one host.
-    let count = count.saturating_mul(if launch.settings.engine == Engine::Sglang { hosts } else { 1 });
+    let described = launch.hardware.count.map(|n| n.saturating_mul(if launch.settings.engine == Engine::Sglang { hosts } else { 1 }));
+    let Some(count) = visible.map(|n| n.saturating_mul(hosts)).or(described) else { return Vec::new() };
+    let world = launch.settings.world();
     // One instance of several that share a description need not use all of it; more than all of it is a fault.
     if world <= count {
         return Vec::new();
     }
+    let given = container.filter(|n| visible == Some(*n)).map(|n| format!("the container is given {n} GPUs, whatever the machine has"));
     let message = format!("the launch needs {world} GPUs and {count} are there");
     let finding = Finding::fails(Phase::Init, Kind::FlagConflict, "enough_gpus", message).argument(launch.tp_flag());
+    let finding = given.into_iter().fold(finding, Finding::because);
     vec![legal_tps(launch, finding, |n| n <= u64::from(count))]
 }

@@ -1,5 +1,6 @@
 //! Rules of a launch: what must hold between arguments, model and machine. One row a kind of fault, with the versions in which it exists.
 
+mod checkpoint;
 mod divisibility;
 mod experts;
 mod kernels;
@@ -46,7 +47,9 @@ pub struct Rule {
 
 /// Every rule, in the order of their files.
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
-    [versions::RULES, toolkit::RULES, divisibility::RULES, experts::RULES, kernels::RULES, peers::RULES, slow::RULES].into_iter().flatten()
+    [versions::RULES, toolkit::RULES, checkpoint::RULES, divisibility::RULES, experts::RULES, kernels::RULES, peers::RULES, slow::RULES]
+        .into_iter()
+        .flatten()
 }
 
 /// What breaks a rule in this launch.
@@ -106,6 +109,11 @@ impl Launch<'_> {
     /// Tensor-parallel sizes below the given one, and some powers of two, largest first.
     pub fn smaller_tps(&self) -> Vec<u32> {
         (1..self.settings.tp).rev().collect()
+    }
+    /// How many GPUs of a host `CUDA_VISIBLE_DEVICES` lists; `None` where it is not set, or stands for something that is not known.
+    pub fn listed_gpus(&self) -> Option<u32> {
+        let list = self.settings.env("CUDA_VISIBLE_DEVICES").filter(|list| !crate::command::is_placeholder(list))?;
+        u32::try_from(list.split(',').filter(|d| !d.trim().is_empty()).count()).ok()
     }
     /// Ranks on one host.
     pub fn ranks_per_host(&self) -> u32 {

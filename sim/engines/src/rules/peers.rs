@@ -349,8 +349,7 @@ fn meeting_point(launch: &Launch<'_>) -> Vec<Finding> {
 }
 
 fn fabric_subset(launch: &Launch<'_>) -> Vec<Finding> {
-    let Some(visible) = launch.settings.env("CUDA_VISIBLE_DEVICES").map(|l| l.split(',').filter(|d| !d.trim().is_empty()).count() as u32)
-    else {
+    let Some(visible) = launch.listed_gpus() else {
         return Vec::new();
     };
     let host = launch.hardware.count.unwrap_or(0) / launch.settings.nodes.max(1);

@@ -181,6 +181,38 @@ pub(super) fn compose(question: &Question, command: &Command, examined: Examined
 /// Rules of which a note means that the launch ends at once unless the build has what the tables lack.
 const UNLESS_KNOWN: &[&str] = &["flag_is_known", "value_is_a_choice"];
 
+/// What could not be checked for want of the model's figures.
+fn unchecked(model: &Model) -> Option<String> {
+    let mut parts = Vec::new();
+    if model.heads.is_none() {
+        parts.push("heads");
+    }
+    if model.heads.is_none() && model.experts.is_none() {
+        parts.push("experts");
+    }
+    let sized = model.total_params_b.is_some() || model.checkpoint_gib.is_some();
+    if parts.is_empty() {
+        return None;
+    }
+    let known = if sized { "only its size is known" } else { "nothing is known" };
+    if !sized {
+        parts.push("memory");
+    }
+    let listed = match parts.as_slice() {
+        [one] => format!("the {one} were not checked"),
+        [first @ .., last] => format!("neither {} nor {last} were checked", first.join(", ")),
+        [] => return None,
+    };
+    Some(format!("{known} of {}, so {listed}", model.name))
+}
+
+impl Answer {
+    /// Whether a start is foretold without the model's figures: only what arguments and machine say was checked.
+    pub fn in_the_dark(&self) -> bool {
+        unchecked(&self.model).is_some()
+    }
+}
+
 fn healthy(settings: &Settings, model: &Model, hardware: &Hardware, notes: &[&Finding]) -> String {
     let experts = if model.moe { format!(", experts {}", settings.moe_backend) } else { String::new() };
     let unknown = if hardware.memory_gib.is_none() { "; whether it fits is not checked, for the GPU's memory is not known" } else { "" };
@@ -190,8 +222,9 @@ fn healthy(settings: &Settings, model: &Model, hardware: &Hardware, notes: &[&Fi
         [] => String::new(),
         all => format!("; WARNING: only if this build accepts {}, which no table here has (see what is worth knowing)", all.join(", ")),
     };
+    let far = unchecked(model).map(|what| format!(", as far as is known: {what}; otherwise")).unwrap_or_else(|| ":".to_owned());
     format!(
-        "starts: no rule of {} {} is broken for {} on {} ranks (attention {}{experts}){unknown}{doubt}",
+        "starts{far} no rule of {} {} is broken for {} on {} ranks (attention {}{experts}){unknown}{doubt}",
         settings.engine.title(),
         settings.version.text,
         model.name,

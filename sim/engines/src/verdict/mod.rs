@@ -86,19 +86,20 @@ fn says(tag: &str) -> bool {
 /// The question with what the image's tag says, where nothing else does, and the command read for that version.
 fn settled(question: &Question) -> Result<(Question, Command), CheckError> {
     let mut question = question.clone();
-    let command = command::parse(&question.command, &question.version)?;
-    let Some(image) = command.image_tag.as_deref().map(command::image) else { return Ok((question, command)) };
-    if question.hardware.cuda.is_none() {
-        question.hardware.cuda = image.cuda;
-    }
-    match image.version.filter(|_| question.version.assumed) {
-        Some(version) => {
-            question.version = Version::parse(question.engine, &version);
-            let command = command::parse(&question.command, &question.version)?;
-            Ok((question, command))
+    let mut command = command::parse(&question.command, &question.version)?;
+    if let Some(image) = command.image_tag.as_deref().map(command::image) {
+        if question.hardware.cuda.is_none() {
+            question.hardware.cuda = image.cuda;
         }
-        None => Ok((question, command)),
+        if let Some(version) = image.version.filter(|_| question.version.assumed) {
+            question.version = Version::parse(question.engine, &version);
+            command = command::parse(&question.command, &question.version)?;
+        }
     }
+    let gpus = command.gpus.or(hardware::read(&question.hardware).count);
+    let printed = command::settle(&mut command, question.engine, gpus)?;
+    question.assumptions.extend(printed);
+    Ok((question, command))
 }
 
 /// Everything that is found about a launch.
@@ -108,7 +109,11 @@ fn settled(question: &Question) -> Result<(Question, Command), CheckError> {
 pub fn examine(question: &Question, command: &Command) -> Result<Examined, CheckError> {
     let hardware = hardware::read(&question.hardware);
     let quantization = command.value("--quantization");
-    let model = catalog::resolve(command.model.as_deref().unwrap_or_default(), &question.model, &question.model_facts, quantization);
+    let named = command.model.as_deref().unwrap_or_default();
+    let model = match question.folder.as_ref().filter(|folder| folder.name == named) {
+        Some(folder) => catalog::of_folder(folder, &question.model_facts, quantization),
+        None => catalog::resolve(named, &question.model, &question.model_facts, quantization),
+    };
     let (settings, mut findings) = resolve::resolve(command, &question.env, &question.version, &model, &hardware);
     findings.splice(0..0, resolve::argument_findings(command, &question.version, hardware.count));
     if command.model.is_none() && question.model.trim().is_empty() && question.model_facts.is_empty() {
