@@ -85,7 +85,8 @@ fn a_report_shows_the_commands_of_a_row_or_why_there_are_none() {
     assert!(flat.contains("its own is NCCL's, which takes ") && flat.contains("The first as vLLM takes it: no command"), "{report}");
     for n in 1..=3 {
         let report = line(&format!("{words} --row {n}")).out;
-        let commands: Vec<&str> = report.lines().map(str::trim).filter(|l| l.starts_with("python -m") || l.starts_with("vllm serve")).collect();
+        let commands: Vec<&str> =
+            report.lines().map(str::trim).filter(|l| l.starts_with("python -m") || l.starts_with("vllm serve")).collect();
         assert!(!commands.is_empty(), "{report}");
         commands.iter().for_each(|command| starts(machine, command));
     }
