@@ -128,6 +128,7 @@ fn checked(engine: Engine, words: &Words, hardware: &HardwareText) -> Result<Ans
         model: String::new(),
         hardware: hardware.clone(),
         command: words.text(),
+        folder: None,
         env: BTreeMap::new(),
         model_facts: BTreeMap::new(),
         assumptions: Vec::new(),
