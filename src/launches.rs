@@ -1,8 +1,10 @@
 //! The rows of a sweep as the engines take them.
 
 use crate::args::{AllReduceKind, Speculation, Switch, word};
-use crate::resolve::{Model, Place};
+use crate::error::Failure;
+use crate::resolve::{Model, Place, model_folder};
 use crate::sweep::{Point, Row};
+use moetwin::engines::catalog::Folder;
 use moetwin::engines::hardware::of_machine;
 use moetwin::engines::launch::{AllReduce, Wanted, launch};
 use moetwin::engines::{Engine, HardwareText};
@@ -31,6 +33,7 @@ pub(crate) struct Launches {
 pub(crate) struct Launcher<'a> {
     name: String,
     model: &'a Model,
+    folder: Option<Folder>,
     hardware: HardwareText,
     points: &'a [Point],
     rows: &'a [Row],
@@ -38,12 +41,13 @@ pub(crate) struct Launcher<'a> {
 
 impl<'a> Launcher<'a> {
     /// Of a model that `--model` calls `name`; rows are in the order of the points.
-    pub(crate) fn new(name: &str, model: &'a Model, machine: &Machine, points: &'a [Point], rows: &'a [Row]) -> Self {
+    pub(crate) fn new(name: &str, model: &'a Model, machine: &Machine, points: &'a [Point], rows: &'a [Row]) -> Result<Self, Failure> {
         // Engines take a folder where `--model` may also be the configuration in it.
         let folder =
             || Path::new(name).parent().filter(|_| name.ends_with(".json")).map_or(name.into(), |p| p.to_string_lossy().into_owned());
         let name = zoo::find(name).map_or_else(folder, |m| m.hub_id.to_owned());
-        Self { name, model, hardware: of_machine(machine), points, rows }
+        let folder = model_folder("--model", &name)?;
+        Ok(Self { name, model, folder, hardware: of_machine(machine), points, rows })
     }
     /// The launches of the rows at these places, on all cores.
     pub(crate) fn all(&self, places: &[usize]) -> Vec<Launches> {
@@ -87,6 +91,7 @@ impl<'a> Launcher<'a> {
         };
         Ok(Wanted {
             model: &self.name,
+            folder: self.folder.as_ref(),
             deployment,
             batch: row.batch,
             context: args.context,

@@ -1,6 +1,7 @@
 //! From what `--model` and `--machine` name to what they mean.
 
 use crate::error::{Failure, InputError};
+use moetwin::engines::catalog::Folder;
 use moetwin::models::{ModelSpec, config, zoo};
 use moetwin::runtime::builtin;
 use moetwin::sim::machine::{self, Machine};
@@ -73,6 +74,21 @@ pub(crate) fn model(argument: &'static str, text: &str) -> Result<Model, Failure
         Failure::from(InputError::new(argument, e.to_string()).value(text))
     })?;
     Ok(Model { spec, weights })
+}
+
+/// What an engine would find in the folder that is its model, where it is here and has a configuration.
+pub(crate) fn model_folder(argument: &'static str, name: &str) -> Result<Option<Folder>, Failure> {
+    let at = Path::new(name);
+    if !at.join(CONFIG).is_file() {
+        return Ok(None);
+    }
+    let config = read_text(argument, name, &at.join(CONFIG))?;
+    let beside = at.join(QUANTIZATION);
+    let quantization = if beside.is_file() { Some(read_text(argument, name, &beside)?) } else { None };
+    let files = fs::read_dir(at).into_iter().flatten().flatten();
+    let mut others: Vec<String> = files.map(|f| f.file_name().to_string_lossy().into_owned()).filter(|f| f.ends_with(".json")).collect();
+    others.sort_unstable();
+    Ok(Some(Folder { name: name.to_owned(), config, quantization, others }))
 }
 
 /// Resolves what `argument` gives as a machine: a built-in name, else a machine file.

@@ -58,6 +58,9 @@ fn launch_commands_are_what_check_accepts() {
         ("8x-h200-sxm", "--model deepseek-v3 --tp 8 --dcp 1 --batch 64 --allreduce nccl --objective throughput"),
         ("8x-h200-sxm", "--model qwen3-30b-a3b --tp 4 --pp 2 --dcp 1 --batch 8 --graphs off"),
         ("2x-rtx-4090", "--model gpt-oss-20b --batch 16 --p2p off"),
+        // A folder, and the configuration in one: engines take the folder, and the check reads what is in it.
+        ("2x-rtx-4090", "--model tests/fixtures/tiny-qwen2-moe --batch 4 --context 16"),
+        ("2x-rtx-4090", "--model tests/fixtures/tiny-glm4-moe/config.json --batch 4 --context 16"),
     ];
     for (machine, words) in sweeps {
         let json = line(&format!("sweep --machine {machine} {words} --json")).json();

@@ -4,7 +4,7 @@ use crate::error::{Failure, InputError, Outcome};
 use crate::output;
 use crate::report::check_log::LogReport;
 use crate::report::{check_json, check_text};
-use crate::resolve::{machine, read_log, read_text};
+use crate::resolve::{machine, model_folder, read_log, read_text};
 use crate::scenario::names_release;
 use clap::Args;
 use moetwin::engines::catalog::Folder;
@@ -171,15 +171,7 @@ fn question(args: &CheckArgs) -> Result<Question, Failure> {
 fn folder(question: &Question) -> Result<Option<Folder>, Failure> {
     // A command that cannot be read is answered later, with its own words.
     let name = command::parse(&question.command, &question.version).ok().and_then(|command| command.model);
-    let Some(name) = name.filter(|name| Path::new(name).join("config.json").is_file()) else { return Ok(None) };
-    let at = Path::new(&name);
-    let config = read_text("COMMAND", &name, &at.join("config.json"))?;
-    let beside = at.join("hf_quant_config.json");
-    let quantization = if beside.is_file() { Some(read_text("COMMAND", &name, &beside)?) } else { None };
-    let files = std::fs::read_dir(at).into_iter().flatten().flatten();
-    let mut others: Vec<String> = files.map(|f| f.file_name().to_string_lossy().into_owned()).filter(|f| f.ends_with(".json")).collect();
-    others.sort_unstable();
-    Ok(Some(Folder { name, config, quantization, others }))
+    name.map_or(Ok(None), |name| model_folder("COMMAND", &name))
 }
 
 /// Refuses flags whose words say nothing. Files describe odd machines, so there the answer only says what it could not use.

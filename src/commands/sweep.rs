@@ -127,7 +127,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Outcome, Failure> {
         Objective::Throughput => -rows[*i].tokens_per_s.unwrap_or(0.0),
     };
     ranked.sort_by(|a, b| meets(&rows[*b]).cmp(&meets(&rows[*a])).then(key(a).total_cmp(&key(b))).then(a.cmp(b)));
-    let launcher = Launcher::new(name, &model, &machine, &points, &rows);
+    let launcher = Launcher::new(name, &model, &machine, &points, &rows)?;
     // A report shows the commands of one row.
     let chosen = args.row as usize - 1;
     let shown: Vec<usize> =

@@ -5,6 +5,7 @@
 
 mod words;
 
+use crate::catalog::Folder;
 use crate::command;
 use crate::finding::Change;
 use crate::question::{Engine, HardwareText, Question};
@@ -31,6 +32,8 @@ pub enum AllReduce {
 pub struct Wanted<'a> {
     /// Hub id or folder.
     pub model: &'a str,
+    /// What is in that folder, where it is at hand.
+    pub folder: Option<&'a Folder>,
     /// How it is split.
     pub deployment: &'a Deployment,
     /// Sequences of all ranks.
@@ -91,7 +94,7 @@ pub fn launch(engine: Engine, want: &Wanted<'_>, hardware: &HardwareText) -> Res
     let mut accepted: Option<(Words, Answer)> = None;
     let mut raises = 0;
     for _ in 0..ROUNDS {
-        let answer = checked(engine, &words, hardware)?;
+        let answer = checked(engine, &words, want, hardware)?;
         let now = words.clone();
         if !matches!(answer.starts, Starts::Yes | Starts::Degraded) {
             if !repair(&mut words, &answer, want) || words == now {
@@ -121,14 +124,14 @@ fn fraction_flag(engine: Engine) -> &'static str {
     }
 }
 
-fn checked(engine: Engine, words: &Words, hardware: &HardwareText) -> Result<Answer, String> {
+fn checked(engine: Engine, words: &Words, want: &Wanted<'_>, hardware: &HardwareText) -> Result<Answer, String> {
     let question = Question {
         engine,
         version: Version::newest(engine),
         model: String::new(),
         hardware: hardware.clone(),
         command: words.text(),
-        folder: None,
+        folder: want.folder.cloned(),
         env: BTreeMap::new(),
         model_facts: BTreeMap::new(),
         assumptions: Vec::new(),

@@ -11,6 +11,7 @@ fn pcie() -> HardwareText {
 fn wanted<'a>(model: &'a str, deployment: &'a Deployment) -> Wanted<'a> {
     Wanted {
         model,
+        folder: None,
         deployment,
         batch: 8,
         context: Some(1000),

@@ -116,9 +116,12 @@ fn vllm(d: &Deployment, want: &Wanted<'_>) -> Result<Words, String> {
         return Err(format!("vLLM has whole experts on all {} ranks of a stage or on none, not in {} parts", d.tp, d.ep));
     }
     if d.replicas > 1 {
-        let each = d.tp * d.pp;
+        let each = match d.tp * d.pp {
+            1 => "1 GPU".to_owned(),
+            n => format!("{n} GPUs"),
+        };
         return Err(format!(
-            "vLLM's data-parallel ranks share the experts, so whole replicas are {} servers, each with the command of --replicas 1 on {each} GPUs of its own",
+            "vLLM's data-parallel ranks share the experts, so whole replicas are {} servers, each with the command of --replicas 1 on {each} of its own",
             d.replicas
         ));
     }
