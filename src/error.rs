@@ -29,9 +29,9 @@ pub(crate) struct InputError {
     /// The value as given, if one was.
     value: Option<String>,
     /// What is wrong.
-    message: String,
-    /// Flags that set the argument where it is not given itself, with their values.
-    setters: Vec<(&'static str, u32)>,
+    message: Box<str>,
+    /// Flags that set the argument where it is not given itself, with their values. Boxed, since errors are returned everywhere.
+    setters: Option<Box<Vec<(&'static str, u32)>>>,
     /// Accepted values that look like the given one, best first.
     nearest: Vec<String>,
     /// Accepted values, or a sentence that describes them.
@@ -41,7 +41,7 @@ pub(crate) struct InputError {
 impl InputError {
     /// `argument` (a flag with its dashes, or a positional's name) is wrong.
     pub(crate) fn new(argument: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { argument: argument.into(), message: message.into(), ..Self::default() }
+        Self { argument: argument.into(), message: message.into().into_boxed_str(), ..Self::default() }
     }
     /// What is wrong.
     pub(crate) fn message(&self) -> &str {
@@ -49,7 +49,7 @@ impl InputError {
     }
     /// Flags that set the argument where it is not given itself: the place that is marked is then theirs.
     pub(crate) fn set_by(mut self, setters: impl IntoIterator<Item = (&'static str, u32)>) -> Self {
-        self.setters.extend(setters);
+        self.setters = Some(Box::new(setters.into_iter().collect()));
         self
     }
     /// The value as given.
@@ -72,9 +72,9 @@ impl InputError {
     fn render(&self, arguments: impl Iterator<Item = OsString>) -> String {
         let words: Vec<String> = arguments.map(|a| a.to_string_lossy().into_owned()).collect();
         let given = |flag: &str| words.iter().any(|word| word == flag || word.strip_prefix(flag).is_some_and(|rest| rest.starts_with('=')));
-        let (mut argument, mut value, mut message) = (self.argument.as_str(), self.value.clone(), self.message.clone());
+        let (mut argument, mut value, mut message) = (self.argument.as_str(), self.value.clone(), self.message.to_string());
         if !given(argument)
-            && let Some((flag, set)) = self.setters.iter().find(|(flag, _)| given(flag))
+            && let Some((flag, set)) = self.setters.iter().flat_map(|setters| setters.iter()).find(|(flag, _)| given(flag))
         {
             let is = value.as_ref().map_or_else(|| argument.to_owned(), |v| format!("{argument} {v}"));
             message = format!("which makes it {is}: {message}");
