@@ -31,7 +31,7 @@ pub(crate) struct InputError {
     /// What is wrong.
     message: Box<str>,
     /// Flags that set the argument where it is not given itself, with their values. Boxed, since errors are returned everywhere.
-    setters: Option<Box<Vec<(&'static str, u32)>>>,
+    setters: Option<Box<[(&'static str, u32); 3]>>,
     /// Accepted values that look like the given one, best first.
     nearest: Vec<String>,
     /// Accepted values, or a sentence that describes them.
@@ -48,8 +48,8 @@ impl InputError {
         &self.message
     }
     /// Flags that set the argument where it is not given itself: the place that is marked is then theirs.
-    pub(crate) fn set_by(mut self, setters: impl IntoIterator<Item = (&'static str, u32)>) -> Self {
-        self.setters = Some(Box::new(setters.into_iter().collect()));
+    pub(crate) fn set_by(mut self, setters: [(&'static str, u32); 3]) -> Self {
+        self.setters = Some(Box::new(setters));
         self
     }
     /// The value as given.
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn the_flag_that_set_a_value_is_marked_in_its_place() {
-        let e = InputError::new("--tp", "does not divide").value("3").set_by([("--dp-attention", 1), ("--ep", 3)]);
+        let e = InputError::new("--tp", "does not divide").value("3").set_by([("--dp-attention", 1), ("--ep", 3), ("--dcp", 1)]);
         assert_eq!(
             e.render(words("sim --ep 3")),
             "error: --ep '3': which makes it --tp 3: does not divide\n  moetwin sim --ep 3\n                   ^"
