@@ -87,12 +87,14 @@ __device__ __forceinline__ u32 ordered(float v, bool there) {
 // go by the lower expert. Grid: T, blocks of whole warps, one thread at least an expert. Shared: keys, padded to whole uint4; topk scores.
 extern "C" __global__ void __launch_bounds__(512) route_ranked(const float* logits, const float* bias, int* ids, float* weights, int experts, int topk, int scoring,
                                                                int normalize, float normalize_eps, float scale) {
-    take_turn();
+    admit_next();
     extern __shared__ __align__(16) u32 keys[];
     const int e = threadIdx.x, padded = (experts + 3) / 4 * 4, lane = e % WARP, warp = e / WARP;
     float* chosen = reinterpret_cast<float*>(keys + padded);
     __shared__ float tops[WARP];
     const bool there = e < experts;
+    const float raised = bias && there ? bias[e] : 0.f;
+    await_previous();
     float score = there ? logits[(size_t)blockIdx.x * experts + e] : -INF;
     if (scoring == SOFTMAX) {
         const float top = warp_max(score);
@@ -105,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(512) route_ranked(const float* logi
         score = 1.f / (1.f + expf(-score));
     }
     // What is no number has the key 1, and every other key is greater.
-    const u32 key = ordered(score + (bias && there ? bias[e] : 0.f), there) + 1;
+    const u32 key = ordered(score + raised, there) + 1;
     if (e < padded) keys[e] = there ? key : 0u;
     __syncthreads();
     // Experts before this one precede it if their key is as great, those behind it if theirs is greater.

@@ -90,12 +90,14 @@ impl Plan<'_> {
             Op::RmsNorm { eps } => {
                 let (rows, n) = self.matrix_out(0)?;
                 let args = vec![Input(0), Input(1), Output(0), self.int(n, "columns")?, Arg::F32(*eps as f32)];
-                self.grid("elementwise.cu", "rms_norm", [rows, 1, 1], row_block(n), 4 * n, args)
+                let (block, shared) = row_block(n);
+                self.grid("elementwise.cu", "rms_norm", [rows, 1, 1], block, shared, args)
             }
             Op::AddRmsNorm { eps } => {
                 let (rows, n) = self.matrix_out(0)?;
                 let args = vec![Input(0), Input(1), Input(2), Output(0), Output(1), self.int(n, "columns")?, Arg::F32(*eps as f32)];
-                self.grid("elementwise.cu", "add_rms_norm", [rows, 1, 1], row_block(n), 4 * n, args)
+                let (block, shared) = row_block(n);
+                self.grid("elementwise.cu", "add_rms_norm", [rows, 1, 1], block, shared, args)
             }
             Op::Add => {
                 let (rows, n) = self.matrix_out(0)?;
@@ -282,9 +284,12 @@ impl Plan<'_> {
     }
 }
 
-/// Threads for a row of `n` elements, eight a thread.
-fn row_block(n: u64) -> u32 {
-    if n >= 4096 { WIDE_BLOCK } else { BLOCK }
+/// Threads for a row of `n` elements, eight a thread, and the shared memory that it takes: none where registers hold it (`held_by_block` in
+/// elementwise.cu).
+fn row_block(n: u64) -> (u32, u64) {
+    let block = n.div_ceil(8).next_multiple_of(32).min(u64::from(WIDE_BLOCK));
+    let held = n.is_multiple_of(8) && n <= 8 * block;
+    (block as u32, if held { 0 } else { 4 * n })
 }
 
 pub(super) fn activation_args(activation: Activation) -> [Arg; 3] {

@@ -17,8 +17,11 @@ fn defined(kernel: &str, text: &str) -> bool {
     if let Some(held) = kernel.strip_prefix("route_").filter(|h| h.parse::<u32>().is_ok()) {
         return text.contains(&format!("ROUTE_ROWS({held})"));
     }
-    if let Some(pairs) = kernel.strip_prefix("attend_").filter(|p| p.parse::<u32>().is_ok()) {
-        return text.contains(&format!("ATTEND({pairs})"));
+    if let Some((pairs, form)) = kernel.strip_prefix("attend_").map(|p| p.split_once('_').unwrap_or((p, "")))
+        && pairs.parse::<u32>().is_ok()
+    {
+        let made = form.is_empty() || text.contains(&format!("attend_##PAIRS##_{form},"));
+        return made && text.contains(&format!("ATTEND({pairs})"));
     }
     if let Some(held) = kernel.strip_prefix("route_").filter(|held| held.parse::<u32>().is_ok()) {
         return text.contains(&format!("ROUTE_ROWS({held})"));

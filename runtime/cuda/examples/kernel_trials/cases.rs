@@ -104,7 +104,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "norms and sums",
         draw: elementwise,
         by: By::Choice,
-        wrong: ("v[j] = f32(to_bf16(row[i + j] * scale)) * w[j];", "v[j] = f32(to_bf16(row[i + j] * scale));"),
+        wrong: ("v[j] = f32(to_bf16(row[j] * scale)) * w[j];", "v[j] = f32(to_bf16(row[j] * scale));"),
     },
     Family {
         name: "argmax",
@@ -138,6 +138,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         draw: long_attention,
         by: By::Choice,
         wrong: ("v.x += part.x * factor,", "v.x += part.x * 0.5f * factor,"),
+    },
+    Family {
+        name: "merging splits in clusters",
+        draw: short_attention,
+        by: By::Choice,
+        wrong: ("v.x += part[r].x * factor,", "v.x += part[r].x * 0.5f * factor,"),
     },
     Family {
         name: "mla prefill",
@@ -574,6 +580,12 @@ fn mla_wide_of(n: &mut Numbers, counts: &[u64], heads: &[u64]) -> Case {
 /// Long enough for several splits.
 fn long_attention(n: &mut Numbers) -> Case {
     let list = [(300 + n.below(700) as u32, 1), (n.below(90) as u32, 1)];
+    if n.below(2) == 0 { mla(n, &list) } else { gqa(n, &list) }
+}
+
+/// Few splits: the blocks of a cluster.
+fn short_attention(n: &mut Numbers) -> Case {
+    let list = [(70 + n.below(180) as u32, 1), (n.below(90) as u32, 1)];
     if n.below(2) == 0 { mla(n, &list) } else { gqa(n, &list) }
 }
 
