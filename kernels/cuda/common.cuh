@@ -46,6 +46,16 @@ __device__ __forceinline__ float warp_max(float v) {
     return v;
 }
 
+// The greatest value of a warp and its index, the lowest among equals; every lane gets it.
+__device__ __forceinline__ void greatest(float& value, int& index) {
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) {
+        const float v = __shfl_xor_sync(FULL, value, offset);
+        const int i = __shfl_xor_sync(FULL, index, offset);
+        if (v > value || (v == value && i < index)) { value = v; index = i; }
+    }
+}
+
 // Sum over a block of whole warps; every thread gets the result. The order of additions depends on the block size alone.
 __device__ __forceinline__ float block_sum(float v) {
     __shared__ float partial[WARP];

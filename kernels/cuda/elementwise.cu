@@ -2,11 +2,17 @@
 #include "activation.cuh"
 #include "shape.cuh"
 
-// out[T, H] = table[ids[t] - vocab_start], zeros for ids of other ranks' slices.
+// out[T, H] = table[ids[t] - vocab_start], zeros for ids of other ranks' slices. Eight elements a thread where rows are whole eights: a row comes from
+// memory, so all of it is asked for at once.
 extern "C" __global__ void embed(const int* ids, const bf16* table, bf16* out, int hidden, int vocab_start, int vocab_rows) {
     take_turn();
     const int row = blockIdx.x, local = ids[row] - vocab_start;
     const bool held = local >= 0 && local < vocab_rows;
+    if (hidden % 8 == 0) {
+        for (int i = threadIdx.x * 8; i < hidden; i += blockDim.x * 8)
+            *reinterpret_cast<uint4*>(out + (size_t)row * hidden + i) = held ? *reinterpret_cast<const uint4*>(table + (size_t)local * hidden + i) : make_uint4(0, 0, 0, 0);
+        return;
+    }
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) out[(size_t)row * hidden + i] = held ? table[(size_t)local * hidden + i] : to_bf16(0.f);
 }
 
@@ -180,17 +186,15 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) argmax(const bf16* logi
             wrong |= !(fabsf(v) < INF);
             if (v > value) { value = v; index = i; }
         }
-    for (int offset = WARP / 2; offset > 0; offset /= 2) {
-        const float v = __shfl_xor_sync(FULL, value, offset);
-        const int i = __shfl_xor_sync(FULL, index, offset);
-        if (v > value || (v == value && i < index)) { value = v; index = i; }
-    }
-    if (threadIdx.x % WARP == 0) { best_value[threadIdx.x / WARP] = value; best_index[threadIdx.x / WARP] = index; }
+    greatest(value, index);
+    const int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    if (lane == 0) { best_value[threadIdx.x / WARP] = value; best_index[threadIdx.x / WARP] = index; }
     wrong = __syncthreads_or(wrong);
-    if (threadIdx.x == 0) {
-        for (int w = 1; w < blockDim.x / WARP; ++w)
-            if (best_value[w] > value || (best_value[w] == value && best_index[w] < index)) { value = best_value[w]; index = best_index[w]; }
-        best = make_float4(value, __int_as_float(index), wrong ? 1.f : 0.f, 0.f);
+    if (threadIdx.x < WARP) {
+        value = lane < warps ? best_value[lane] : -INF;
+        index = lane < warps ? best_index[lane] : 0x7fffffff;
+        greatest(value, index);
+        if (lane == 0) best = make_float4(value, __int_as_float(index), wrong ? 1.f : 0.f, 0.f);
     }
     cluster_barrier();
     if (cluster_rank() == 0 && threadIdx.x == 0) {

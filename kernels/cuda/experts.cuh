@@ -29,7 +29,10 @@ __device__ __forceinline__ Work work_of(int unit, const int* ids, const int* off
 
 // Weights of an expert as a stream over a tile: `fused` tiles hold 8 rows of gate and 8 of up, others 16 rows.
 struct Bf16Experts {
-    using Bf16Stream = Bf16Rows<2>;
+#ifndef X_EDEPTH
+#define X_EDEPTH 2
+#endif
+    using Bf16Stream = Bf16Rows<X_EDEPTH>;
     const bf16* w;
     int rows, cols;
     template <bool FUSED>
@@ -72,7 +75,7 @@ template <int NT, class Experts>
 __device__ __forceinline__ void gate_up(const bf16* x, const Experts& experts, const bf16* bias, const Work& work, const int* list, bf16* h, int topk, int parts,
                                         int clamped, float alpha, float limit) {
     using W = decltype(experts.template tile<true>(0, 0, 0));
-    __shared__ Pool<W> pool;
+    Pool<W>& pool = pool_of<W>();
     const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, q = threadIdx.x % 4, part = warp % parts;
     const int tile = blockIdx.x * (MMA_WARPS / parts) + warp / parts, hidden = experts.cols, inter = experts.rows / 2, col = tile * 8 + g;
     const bool held = tile * 8 < inter;
@@ -109,7 +112,7 @@ __device__ __forceinline__ void gate_up(const bf16* x, const Experts& experts, c
 template <int NT, class Experts>
 __device__ __forceinline__ void down(const bf16* h, const Experts& experts, const bf16* bias, const Work& work, const int* list, float* y, int parts) {
     using W = decltype(experts.template tile<false>(0, 0, 0));
-    __shared__ Pool<W> pool;
+    Pool<W>& pool = pool_of<W>();
     const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, q = threadIdx.x % 4, part = warp % parts;
     const int tile = blockIdx.x * (MMA_WARPS / parts) + warp / parts, hidden = experts.rows, inter = experts.cols;
     const bool held = tile * 16 < hidden;
@@ -142,7 +145,7 @@ template <class Experts>
 __device__ __forceinline__ void down_single(const bf16* h, const Experts& experts, const bf16* bias, const int* ids, const float* weights, void* y, int topk,
                                             int expert_start, int local_experts, int f32_out) {
     using W = decltype(experts.template tile<false>(0, 0, 0));
-    __shared__ Pool<W> pool;
+    Pool<W>& pool = pool_of<W>();
     float4* partial = reinterpret_cast<float4*>(&pool);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, q = lane % 4, hidden = experts.rows, inter = experts.cols;
     float4 total = make_float4(0.f, 0.f, 0.f, 0.f);

@@ -13,6 +13,18 @@ struct Pool {
     uint4 stages[MMA_WARPS][W::STAGES * W::SIZE / 16];
 };
 
+// Static where that is allowed, else dynamic.
+template <class W>
+__device__ __forceinline__ Pool<W>& pool_of() {
+    if constexpr (sizeof(Pool<W>) <= 48 << 10) {
+        __shared__ Pool<W> pool;
+        return pool;
+    } else {
+        extern __shared__ __align__(128) u8 room[];
+        return *reinterpret_cast<Pool<W>*>(room);
+    }
+}
+
 // Copies 16 bytes past L1; done after the copying thread's wait.
 __device__ __forceinline__ void copy16(uint4* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
@@ -216,7 +228,13 @@ struct Fp8Stream {
 };
 
 // Steps behind those in a warp's stages that are brought into the L2 cache while a kernel awaits its turn.
-constexpr int SOON = 4;
+#ifndef X_SOON
+#define X_SOON 0
+#endif
+#ifndef X_LOOP
+#define X_LOOP 0
+#endif
+constexpr int SOON = X_SOON, LOOP = X_LOOP;
 // Steps first, first + stride, .. of the columns through the warp's stages. The last step may be ragged. EARLY: weights are asked for before the
 // kernel's turn, which then comes.
 template <class W, int NT, bool EARLY = false>
@@ -231,11 +249,11 @@ __device__ __forceinline__ void accumulate(Pool<W>& pool, const W& w, const Toke
         close_copies();
         ahead += stride;
     }
-    if (EARLY) {
+    if (EARLY || LOOP) {
 #pragma unroll
-        for (int u = 0; u < SOON; ++u)
+        for (int u = 0; u < (EARLY ? SOON : LOOP); ++u)
             if (ahead + u * stride < steps) w.bring_step(ahead + u * stride);
-        await_previous();
+        if (EARLY) await_previous();
     }
     to = DEPTH - 1;
     int from = 0;
@@ -257,6 +275,7 @@ __device__ __forceinline__ void accumulate(Pool<W>& pool, const W& w, const Toke
         await_copies<DEPTH - 2>();
         const typename W::Raw now = w.read(stages + from * STAGE);
         if (ahead < steps) w.issue(stages + to * STAGE, ahead);
+        if (LOOP && ahead + LOOP * stride < steps) w.bring_step(ahead + LOOP * stride);
         close_copies();
         ahead += stride;
         from = from + 1 == DEPTH ? 0 : from + 1;
