@@ -29,10 +29,7 @@ __device__ __forceinline__ Work work_of(int unit, const int* ids, const int* off
 
 // Weights of an expert as a stream over a tile: `fused` tiles hold 8 rows of gate and 8 of up, others 16 rows.
 struct Bf16Experts {
-#ifndef X_EDEPTH
-#define X_EDEPTH 2
-#endif
-    using Bf16Stream = Bf16Rows<X_EDEPTH>;
+    using Bf16Stream = Bf16Rows<2>;
     const bf16* w;
     int rows, cols;
     template <bool FUSED>

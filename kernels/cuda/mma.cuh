@@ -29,8 +29,6 @@ __device__ __forceinline__ Pool<W>& pool_of() {
 __device__ __forceinline__ void copy16(uint4* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 }
-// Asks for the line of memory that holds an address to be brought into the L2 cache.
-__device__ __forceinline__ void bring(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 __device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 __device__ __forceinline__ void await_copies() {
@@ -77,10 +75,6 @@ struct Bf16Rows {
             copy16(at, low + col);
             copy16(at + WARP, high + col);
         }
-    }
-    __device__ __forceinline__ void bring_step(int step) const {
-        const int q = threadIdx.x % 4;
-        if (q < 2) bring((q ? high : low) + step * STEP);
     }
     __device__ __forceinline__ Raw read(const uint4* stage) const {
         stage += threadIdx.x % WARP;
@@ -131,10 +125,6 @@ struct Int4Stream {
         copy16(stage + lane, from + lane);
         copy16(stage + WARP + lane, from + WARP + lane);
         if (lane < 8) copy16(stage + 2 * WARP + lane, from + 2 * WARP + lane);
-    }
-    __device__ __forceinline__ void bring_step(int step) const {
-        const int lane = threadIdx.x % WARP;
-        if (lane < INT4_TILE_BYTES / 128) bring(tile + (size_t)step * INT4_TILE_BYTES + lane * 128);
     }
     __device__ __forceinline__ Raw read(const uint4* stage) const {
         const int lane = threadIdx.x % WARP;
@@ -189,10 +179,6 @@ struct Fp8Stream {
         copy16(stage + lane, from + lane);
         copy16(stage + WARP + lane, from + WARP + lane);
     }
-    __device__ __forceinline__ void bring_step(int step) const {
-        const int lane = threadIdx.x % WARP;
-        if (lane < FP8_TILE_BYTES / 128) bring(tile + (size_t)step * FP8_TILE_BYTES + lane * 128);
-    }
     __device__ __forceinline__ Raw read(const uint4* stage) const { return Raw{stage[threadIdx.x % WARP], stage[WARP + threadIdx.x % WARP]}; }
     template <int NT, class Piece>
     __device__ __forceinline__ void multiply(const Raw& w, int step, const Piece& piece, float (&acc)[NT][4]) const {
@@ -227,14 +213,6 @@ struct Fp8Stream {
     }
 };
 
-// Steps behind those in a warp's stages that are brought into the L2 cache while a kernel awaits its turn.
-#ifndef X_SOON
-#define X_SOON 0
-#endif
-#ifndef X_LOOP
-#define X_LOOP 0
-#endif
-constexpr int SOON = X_SOON, LOOP = X_LOOP;
 // Steps first, first + stride, .. of the columns through the warp's stages. The last step may be ragged. EARLY: weights are asked for before the
 // kernel's turn, which then comes.
 template <class W, int NT, bool EARLY = false>
@@ -249,12 +227,7 @@ __device__ __forceinline__ void accumulate(Pool<W>& pool, const W& w, const Toke
         close_copies();
         ahead += stride;
     }
-    if (EARLY || LOOP) {
-#pragma unroll
-        for (int u = 0; u < (EARLY ? SOON : LOOP); ++u)
-            if (ahead + u * stride < steps) w.bring_step(ahead + u * stride);
-        if (EARLY) await_previous();
-    }
+    if (EARLY) await_previous();
     to = DEPTH - 1;
     int from = 0;
     // One tile of tokens in few pieces: those of the next step are asked for a step ahead. More would take registers that blocks need.
@@ -275,7 +248,6 @@ __device__ __forceinline__ void accumulate(Pool<W>& pool, const W& w, const Toke
         await_copies<DEPTH - 2>();
         const typename W::Raw now = w.read(stages + from * STAGE);
         if (ahead < steps) w.issue(stages + to * STAGE, ahead);
-        if (LOOP && ahead + LOOP * stride < steps) w.bring_step(ahead + LOOP * stride);
         close_copies();
         ahead += stride;
         from = from + 1 == DEPTH ? 0 : from + 1;

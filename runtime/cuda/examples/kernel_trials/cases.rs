@@ -99,7 +99,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "route",
         draw: routers::route,
         by: By::Choice,
-        wrong: ("ids[blockIdx.x * topk + rank] = named[i];", "ids[blockIdx.x * topk + rank] = named[i] ^ 1;"),
+        wrong: ("ids[rank] = named[i];", "ids[rank] = named[i] ^ 1;"),
     },
     Family {
         name: "whole router",
