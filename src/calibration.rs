@@ -154,9 +154,9 @@ pub(crate) fn kernel_rows<H: Host>(
                 let key = executor.prepare(program.clone()).map_err(running)?;
                 // How many experts are hit decides what they take, and follows from more than how many tokens there are.
                 let choices = CHOICES[nth % CHOICES.len()];
-                let often = Repetitions { replays: 8, eager: 0, windows: 8, choices };
+                let often = Repetitions { replays: 8, eager: 0, windows: 12, choices };
                 let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
-                found.rows.extend(times.iter().flat_map(|t| rows_of(&program, t, points)));
+                found.rows.extend(times.iter().flat_map(|t| kernels_of(&program, t, points, false)));
                 if choices == Choices::Routed {
                     found.forked.extend(Forked::of(&program, &times, false));
                 }
@@ -184,8 +184,8 @@ fn step_program(spec: &ModelSpec, step: &Step, deployment: &Deployment) -> Resul
     verified(graph)
 }
 
-/// What a measured step says of the kernels in it: what each adds to the captured step on one stream.
-fn rows_of(program: &Program, times: &RankTimes, points: &Points) -> Vec<OwnRow> {
+/// What a measured step says of the kernels in it: what each adds to the captured step on one stream. `peers`: whether the other ranks ran too.
+fn kernels_of(program: &Program, times: &RankTimes, points: &Points, peers: bool) -> Vec<OwnRow> {
     let rank = RankId(times.rank);
     let commands = program.ranks.get(rank).map_or(&[][..], |rp| &rp.commands);
     let layers = chosen(program, std::slice::from_ref(times));
@@ -194,7 +194,8 @@ fn rows_of(program: &Program, times: &RankTimes, points: &Points) -> Vec<OwnRow>
     for (command, found) in commands.iter().zip(times.commands_ps()).filter(|(c, _)| c.action == Action::Compute) {
         let Some(time_ps) = found.map(|ps| ps.max(points.least_ps)) else { continue };
         let Ok(facts) = facts(&program.graph, command.id.node, rank, &routing) else { continue };
-        rows.extend(OwnWork::of(&program.graph, command.id.node, rank, &facts).map(|work| OwnRow { work, time_ps }));
+        let work = OwnWork::of(&program.graph, command.id.node, rank, &facts);
+        rows.extend(work.map(|work| OwnRow { work: OwnWork { peers, ..work }, time_ps }));
     }
     rows
 }
@@ -359,7 +360,7 @@ mod tests {
         assert_eq!(again, machine);
         // A step that was measured: every kernel of ours is priced as measured, and takes what the fake says.
         let (spec, step) = (builtin::spec().unwrap(), Step::uniform(Phase::Decode, 3, 40));
-        let program = step_program(&spec, &step, &Deployment { tp: 2, ..Deployment::default() }).unwrap();
+        let program = step_program(&spec, &step, &Deployment::default()).unwrap();
         let routing = SampledRouting::new(Distribution::Uniform, 0);
         let trace = simulate(&program, &machine, &routing, &SimOptions::default()).unwrap();
         let (mut measured, mut all) = (0, 0);
@@ -373,6 +374,11 @@ mod tests {
         // Another engine does not run our kernels.
         let other = SimOptions { kernels: moetwin::sim::cost::Kernels::Vllm, ..SimOptions::default() };
         assert_ne!(simulate(&program, &machine, &routing, &other).unwrap().total, trace.total);
+    }
+
+    fn kernel_rows_alone(host: &FakeHost, spec: &ModelSpec) -> Vec<OwnRow> {
+        let open = |ranks: u32, capacity: u32| CudaExecutor::on(host.clone(), vec![RankId(0)], ranks, None, options(capacity));
+        kernel_rows(spec, &Points { batches: vec![1], contexts: vec![8], ..points() }, &open).unwrap().rows
     }
 
     #[test]
@@ -391,6 +397,11 @@ mod tests {
         assert!(found.left.is_empty(), "{:?}", found.left);
         let sums: Vec<&OwnExchange> = found.rows.iter().filter(|r| r.op == CollectiveOp::AllReduce).collect();
         let nccl: Vec<&&OwnExchange> = sums.iter().filter(|r| r.library == Library::Nccl).collect();
+        // Kernels between exchanges are told from those of a rank alone.
+        assert!(found.kernels.iter().all(|r| r.work.peers), "{:?}", found.kernels);
+        let (linear, norm) =
+            (found.kernels.iter().any(|r| r.work.op == "linear"), found.kernels.iter().any(|r| r.work.op.ends_with("rms_norm")));
+        assert!(linear && norm && kernel_rows_alone(&host, &spec).iter().all(|r| !r.work.peers));
         assert!(!nccl.is_empty() && nccl.iter().all(|r| r.ranks == 2 && r.time_ps.abs_diff(EXCHANGE_PS) < EXCHANGE_PS / 10), "{sums:?}");
         assert!(sums.iter().any(|r| r.library == Library::OneShot));
         assert!(found.rows.iter().any(|r| r.op == CollectiveOp::AllToAll));
@@ -457,7 +468,8 @@ mod tests {
         let tables = tables(&exchanged, true, "test");
         assert_eq!((tables.len(), tables[0].rows.len(), tables[0].ranks), (2, 2, 2));
         assert_eq!(skew_words(&exchanged).len(), 1);
-        let (_, words) = with_exchanges(after, &tables);
+        let (fitted, words) = with_exchanges(after.clone(), &tables);
+        assert_eq!(fitted.launch.eager_kernel, after.launch.eager_kernel, "loops of NCCL say nothing of launches");
         assert!(words.starts_with("collectives "), "{words}");
     }
 }

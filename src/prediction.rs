@@ -99,6 +99,7 @@ impl Prediction {
         all.extend(machine.assumptions.iter().cloned());
         all.extend(self.scenario.padding_text());
         all.extend(self.kernels_text());
+        all.extend(self.scenario.options.assumed_call(&machine.launch));
         all.extend(self.ledger.assumptions.iter().cloned());
         if let Some(plan) = &self.scenario.speculation {
             all.extend(plan.draft.assumptions.iter().cloned());

@@ -220,6 +220,7 @@ fn launch(examination: &Examination, like: &Machine, stamp: &Stamp) -> LaunchCos
         graph_launch: of(first.graph_launch_s, &l.graph_launch),
         eager_collective: of(None, &l.eager_collective),
         eager_nccl: of(None, &l.eager_nccl),
+        nccl_call: None,
         loop_nccl: Figure::assumed(Duration::ZERO, "loops of many launches"),
         graph_nccl: Figure::assumed(Duration::ZERO, "not measured apart from the collective"),
     }

@@ -26,7 +26,8 @@ pub(super) fn describe(machine: &Machine) -> String {
         ("eager collective", &launch.eager_collective),
         ("eager NCCL", &launch.eager_nccl),
     ];
-    for (name, figure) in always.into_iter().chain(seldom.into_iter().filter(|(_, figure)| figure.value > Duration::ZERO)) {
+    let call = launch.nccl_call.as_ref().map(|figure| ("call of NCCL, no framework", figure));
+    for (name, figure) in always.into_iter().chain(call).chain(seldom.into_iter().filter(|(_, figure)| figure.value > Duration::ZERO)) {
         let _ = writeln!(text, "  {name:<26}{:>6.2} us  {}: {}", figure.value.as_us(), figure.origin.name(), figure.source);
     }
     let _ = writeln!(text, "\nPeer access  {}", known(&machine.peer_access, if machine.peer_access.value { "on" } else { "off" }));

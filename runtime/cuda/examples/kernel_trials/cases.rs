@@ -95,12 +95,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         by: By::Choice,
         wrong: ("total.z += partial[p * WARP + lane].z", "total.z += partial[lane].z"),
     },
-    Family {
-        name: "route",
-        draw: routers::route,
-        by: By::Choice,
-        wrong: ("ids[rank] = named[i];", "ids[rank] = named[i] ^ 1;"),
-    },
+    Family { name: "route", draw: routers::route, by: By::Choice, wrong: ("ids[rank] = named[i];", "ids[rank] = named[i] ^ 1;") },
     Family {
         name: "whole router",
         draw: routers::whole_router,
