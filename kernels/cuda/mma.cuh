@@ -13,6 +13,18 @@ struct Pool {
     uint4 stages[MMA_WARPS][W::STAGES * W::SIZE / 16];
 };
 
+// Static where that is allowed, else dynamic.
+template <class W>
+__device__ __forceinline__ Pool<W>& pool_of() {
+    if constexpr (sizeof(Pool<W>) <= 48 << 10) {
+        __shared__ Pool<W> pool;
+        return pool;
+    } else {
+        extern __shared__ __align__(128) u8 room[];
+        return *reinterpret_cast<Pool<W>*>(room);
+    }
+}
+
 // Copies 16 bytes past L1; done after the copying thread's wait.
 __device__ __forceinline__ void copy16(uint4* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");

@@ -8,7 +8,7 @@ use super::query::weight_format;
 use super::rates::{Element, GpuRates};
 use super::{OpCost, OwnExchange, Provenance, op_cost};
 use moetwin_kernels::cost::{CostFacts, CostShape};
-use moetwin_kernels::launch::{Choice, Launch, launches};
+use moetwin_kernels::launch::{Choice, Launch, carried_by, launches};
 use moetwin_models::{Graph, NodeId, RankId, TensorKind};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -118,7 +118,14 @@ impl OwnWork {
             CostShape::Attention { heads, tokens, .. } => (format!("{heads} heads, {}", widths(graph, id, rank)?), *tokens),
             CostShape::Bytes => (widths(graph, id, rank)?, rows()?),
         };
-        let bytes = facts.weight_bytes.saturating_add(facts.read_bytes).saturating_add(facts.write_bytes);
+        let mut bytes = facts.weight_bytes.saturating_add(facts.read_bytes).saturating_add(facts.write_bytes);
+        let mut shape = shape;
+        // A choice whose kernel computes the logits as well reads their weights.
+        if let Some(&weight) = carried_by(graph, id, rank).and_then(|n| graph.nodes[n].inputs.get(1)) {
+            let sizes = graph.local_sizes(weight, rank).ok()?;
+            bytes = bytes.saturating_add(graph.local_bytes(weight, rank).ok()?);
+            shape = format!("{shape}, of {}", sizes.last()?);
+        }
         let peers = graph.deployment.ranks() > 1;
         Some(Self { op: node.op.name().to_owned(), shape, kernels, blocks, tokens, bytes, flops: facts.flops, peers })
     }
