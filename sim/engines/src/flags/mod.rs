@@ -169,7 +169,10 @@ mod tests {
         let takes = |name: &str, at: &str| flag.range_of(name).contains(&version(at));
         assert!(takes("--cuda-graph-max-bs", "0.5.19") && !takes("--cuda-graph-max-bs", "0.5.20"));
         assert!(takes("--cuda-graph-max-bs-decode", "0.5.20") && !takes("--cuda-graph-max-bs-decode", "0.5.13"));
-        assert_eq!((flag.name_in(&version("0.5.9")), flag.name_in(&version("0.5.23"))), ("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode"));
+        assert_eq!(
+            (flag.name_in(&version("0.5.9")), flag.name_in(&version("0.5.23"))),
+            ("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode")
+        );
         let plain = find(Engine::Sglang, "--tp").unwrap();
         assert_eq!(plain.range_of("--tp"), plain.range);
     }

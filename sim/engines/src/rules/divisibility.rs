@@ -218,7 +218,14 @@ fn shared_blocks(launch: &Launch<'_>) -> Vec<Finding> {
     let latent = matches!(m.attention, AttentionKind::Mla | AttentionKind::SparseMla);
     // Sequence-parallel MoE keeps them whole.
     let whole = launch.settings.a2a_active && launch.settings.ep > 1;
-    if !latent || whole || m.weights.method != "fp8" || block < 2 || width == 0 || tp == 1 || (width % tp == 0 && (width / tp).is_multiple_of(block)) {
+    if !latent
+        || whole
+        || m.weights.method != "fp8"
+        || block < 2
+        || width == 0
+        || tp == 1
+        || (width % tp == 0 && (width / tp).is_multiple_of(block))
+    {
         return Vec::new();
     }
     let message = format!(

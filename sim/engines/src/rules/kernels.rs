@@ -356,8 +356,10 @@ fn draft_trees(launch: &Launch<'_>) -> Vec<Finding> {
     if launch.settings.attention_backend != "fa3" {
         return Vec::new();
     }
-    let message = format!("attention backend fa3 verifies chains of drafts only in this version, and --speculative-eagle-topk {topk} asks for trees");
-    let finding = Finding::fails(Phase::Init, Kind::FlagConflict, "draft_trees_need_a_backend", message).argument("--speculative-eagle-topk");
+    let message =
+        format!("attention backend fa3 verifies chains of drafts only in this version, and --speculative-eagle-topk {topk} asks for trees");
+    let finding =
+        Finding::fails(Phase::Init, Kind::FlagConflict, "draft_trees_need_a_backend", message).argument("--speculative-eagle-topk");
     vec![finding.fix(Fix::set("--speculative-eagle-topk", 1)).fix(Fix::set("--attention-backend", "triton"))]
 }
 
