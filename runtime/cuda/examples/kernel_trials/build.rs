@@ -20,9 +20,6 @@ impl Numbers {
     pub(crate) fn new(seed: u64) -> Self {
         Self(SplitMix64(seed))
     }
-    pub(crate) fn next_u64(&mut self) -> u64 {
-        self.0.next_u64()
-    }
     pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.0.below(n)
     }
