@@ -12,7 +12,7 @@ pub(crate) use joins::{Forked, joins};
 use tune::tuned;
 
 use crate::child;
-use crate::error::{Failure, InputError};
+use crate::error::Failure;
 use crate::measurement::chosen;
 use crate::output;
 use crate::scenario::{plan_failure, verified};
@@ -68,7 +68,7 @@ impl std::str::FromStr for Split {
         let least = if experts { 2 } else { 1 };
         match number.parse() {
             Ok(ranks) if (least..=MOST_RANKS).contains(&ranks) => Ok(Self { ranks, experts }),
-            _ => Err(format!("a split is a number of ranks, 1 to {MOST_RANKS}, or ep2 to ep{MOST_RANKS}")),
+            _ => Err(format!("no such split\n  accepted: a number of ranks, 1 to {MOST_RANKS}, or ep2 to ep{MOST_RANKS}")),
         }
     }
 }
@@ -223,7 +223,7 @@ pub(crate) fn with_floors(mut machine: Machine, floors: &Floors, gpu: &str, sour
     machine.launch.graph_launch = time(floors.graph_launch_ps);
     let wanted = moetwin::sim::topology::gpu_by_words(gpu);
     for model in machine.models.iter_mut().filter(|m| Some(m.name.as_str()) == wanted) {
-        model.memory_reached_bytes_per_s = Some(Figure::measured((floors.copy_bytes_per_s as u64).max(1), source));
+        model.set_reached_memory(Figure::measured((floors.copy_bytes_per_s as u64).max(1), source));
     }
     machine
 }
@@ -309,14 +309,6 @@ pub(crate) fn skew_words(found: &Exchanges) -> Vec<String> {
         )
     };
     found.skew.iter().map(one).collect()
-}
-
-/// A list of numbers that a flag takes.
-pub(crate) fn numbers(flag: &'static str, list: &[u32], most: u32) -> Result<Vec<u32>, Failure> {
-    match list.iter().find(|n| **n == 0 || **n > most) {
-        Some(n) => Err(InputError::new(flag, "is out of range").value(n.to_string()).accepted([format!("1 to {most}")]).into()),
-        None => Ok(list.to_vec()),
-    }
 }
 
 /// Says how far a calibration has come.
