@@ -1,16 +1,18 @@
 //! A machine's figures from its GPUs: floors, rates, exchanges, and what our kernels take on the shapes of models.
 
+mod eager;
 mod exchanges;
 mod joins;
 mod tune;
 
+pub(crate) use eager::{Eager, eager_gap};
 pub(crate) use exchanges::{Ways, exchange_rows};
 pub(crate) use joins::{Forked, joins};
 
 use tune::tuned;
 
 use crate::child;
-use crate::error::{Failure, InputError};
+use crate::error::Failure;
 use crate::measurement::chosen;
 use crate::output;
 use crate::scenario::{plan_failure, verified};
@@ -66,7 +68,7 @@ impl std::str::FromStr for Split {
         let least = if experts { 2 } else { 1 };
         match number.parse() {
             Ok(ranks) if (least..=MOST_RANKS).contains(&ranks) => Ok(Self { ranks, experts }),
-            _ => Err(format!("a split is a number of ranks, 1 to {MOST_RANKS}, or ep2 to ep{MOST_RANKS}")),
+            _ => Err(format!("no such split\n  accepted: a number of ranks, 1 to {MOST_RANKS}, or ep2 to ep{MOST_RANKS}")),
         }
     }
 }
@@ -107,6 +109,8 @@ pub(crate) struct Found {
     pub(crate) left: Vec<String>,
     /// Steps with a stream beside the first.
     pub(crate) forked: Vec<Forked>,
+    /// Steps that the host launched.
+    pub(crate) eager: Vec<Eager>,
 }
 
 /// The kernels of a model. `open` makes an executor of rank 0 of so many ranks.
@@ -154,11 +158,13 @@ pub(crate) fn kernel_rows<H: Host>(
                 let key = executor.prepare(program.clone()).map_err(running)?;
                 // How many experts are hit decides what they take, and follows from more than how many tokens there are.
                 let choices = CHOICES[nth % CHOICES.len()];
-                let often = Repetitions { replays: 8, eager: 0, windows: 12, choices };
+                let routed = choices == Choices::Routed;
+                let often = Repetitions { replays: 8, eager: if routed { EAGER } else { 0 }, windows: 12, choices };
                 let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
                 found.rows.extend(times.iter().flat_map(|t| kernels_of(&program, t, points, false)));
-                if choices == Choices::Routed {
+                if routed {
                     found.forked.extend(Forked::of(&program, &times, false));
+                    found.eager.extend(Eager::of(&program, &times));
                 }
             }
         }
@@ -171,6 +177,9 @@ pub(crate) fn kernel_rows<H: Host>(
 
 /// Choices of experts, one after the other for steps that differ in their context: as routed, and among all, a third and a ninth of them.
 const CHOICES: [Choices; 4] = [Choices::Routed, Choices::Drawn(1000), Choices::Drawn(333), Choices::Drawn(111)];
+
+/// Passes of a step that the host launches.
+const EAGER: u32 = 5;
 
 /// Drawn tokens for a step.
 fn inputs_of(step: &Step, spec: &ModelSpec, points: &Points) -> StepInputs {
@@ -214,7 +223,7 @@ pub(crate) fn with_floors(mut machine: Machine, floors: &Floors, gpu: &str, sour
     machine.launch.graph_launch = time(floors.graph_launch_ps);
     let wanted = moetwin::sim::topology::gpu_by_words(gpu);
     for model in machine.models.iter_mut().filter(|m| Some(m.name.as_str()) == wanted) {
-        model.memory_reached_bytes_per_s = Some(Figure::measured((floors.copy_bytes_per_s as u64).max(1), source));
+        model.set_reached_memory(Figure::measured((floors.copy_bytes_per_s as u64).max(1), source));
     }
     machine
 }
@@ -302,14 +311,6 @@ pub(crate) fn skew_words(found: &Exchanges) -> Vec<String> {
     found.skew.iter().map(one).collect()
 }
 
-/// A list of numbers that a flag takes.
-pub(crate) fn numbers(flag: &'static str, list: &[u32], most: u32) -> Result<Vec<u32>, Failure> {
-    match list.iter().find(|n| **n == 0 || **n > most) {
-        Some(n) => Err(InputError::new(flag, "is out of range").value(n.to_string()).accepted([format!("1 to {most}")]).into()),
-        None => Ok(list.to_vec()),
-    }
-}
-
 /// Says how far a calibration has come.
 pub(crate) fn progress(begin: Instant, what: &str) {
     output::note(&format!("[{:5.1} s] {what}", begin.elapsed().as_secs_f64()));
@@ -352,10 +353,15 @@ mod tests {
 
     #[test]
     fn a_machine_calibrated_on_the_fake_predicts_the_fake() {
-        let Found { rows: found, choices, left, .. } = rows(&points());
+        let Found { rows: found, choices, left, eager: launched, .. } = rows(&points());
         assert_eq!((choices.len(), left.len()), (0, 0));
         let mut machine = machine::find("8x-h200-sxm").unwrap();
-        machine.kernels = Some(OwnKernels::new("the fake".to_owned(), found));
+        let mut own = OwnKernels::new("the fake".to_owned(), found);
+        // Of every batch of both splits one step was launched by the host as well.
+        assert_eq!(launched.len(), 6);
+        own.eager_gap_ps = eager_gap(&machine, &own, &launched, 1);
+        assert!(own.eager_gap_ps.is_some());
+        machine.kernels = Some(own);
         let again = machine::from_json(&machine.to_json()).unwrap();
         assert_eq!(again, machine);
         // A step that was measured: every kernel of ours is priced as measured, and takes what the fake says.

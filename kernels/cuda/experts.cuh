@@ -69,6 +69,35 @@ struct Fp8Experts {
     }
 };
 
+// What a lane writes of gate and up: column `col` of h[pair, inter], for tokens `first ..` of the work. LISTED: `list` is there.
+template <int NT, bool LISTED>
+__device__ __forceinline__ void end_gate_up(float (&acc)[NT][4], const bf16* bias, int expert, int first, int last, const int* list, bf16* h, int inter, int col, int q,
+                                            int clamped, float alpha, float limit) {
+    const float gate_bias = bias ? f32(bias[(size_t)expert * 2 * inter + col]) : 0.f;
+    const float up_bias = bias ? f32(bias[(size_t)expert * 2 * inter + inter + col]) : 0.f;
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int i = first + n * 8 + 2 * q + c;
+            if (i >= last) continue;
+            const int pair = LISTED || list ? list[i] : i;
+            h[(size_t)pair * inter + col] = to_bf16(activate(acc[n][c] + gate_bias, acc[n][2 + c] + up_bias, clamped, alpha, limit));
+        }
+}
+
+// What a lane writes of down: its rows of y[pair, hidden], for tokens `first ..` of the work.
+template <int NT>
+__device__ __forceinline__ void end_down(const float (&acc)[NT][4], const bf16* bias, const Work& work, int first, const int* list, float* y, int hidden, int tile, int g, int q) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const int i = first + n * 8 + 2 * q + c % 2, row = tile * 16 + g + c / 2 * 8;
+            if (i < work.last && row < hidden) y[(size_t)list[i] * hidden + row] = acc[n][c] + (bias ? f32(bias[(size_t)work.expert * hidden + row]) : 0.f);
+        }
+}
+
 // h[pair, inter]. Grid: (ceil(ceil(inter / 8) / (8 / parts)), choices or experts).
 template <int NT, class Experts>
 __device__ __forceinline__ void gate_up(const bf16* x, const Experts& experts, const bf16* bias, const Work& work, const int* list, bf16* h, int topk, int parts,
@@ -92,17 +121,7 @@ __device__ __forceinline__ void gate_up(const bf16* x, const Experts& experts, c
         }
         reduce_warps<NT>(pool, acc, part, parts);
         if (part != 0 || !held || col >= inter) continue;
-        const float gate_bias = bias ? f32(bias[(size_t)work.expert * 2 * inter + col]) : 0.f;
-        const float up_bias = bias ? f32(bias[(size_t)work.expert * 2 * inter + inter + col]) : 0.f;
-#pragma unroll
-        for (int n = 0; n < NT; ++n)
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const int i = first + n * 8 + 2 * q + c;
-                if (i >= work.last) continue;
-                const int pair = list ? list[i] : i;
-                h[(size_t)pair * inter + col] = to_bf16(activate(acc[n][c] + gate_bias, acc[n][2 + c] + up_bias, clamped, alpha, limit));
-            }
+        end_gate_up<NT, false>(acc, bias, work.expert, first, work.last, list, h, inter, col, q, clamped, alpha, limit);
     }
 }
 
@@ -129,13 +148,7 @@ __device__ __forceinline__ void down(const bf16* h, const Experts& experts, cons
         }
         reduce_warps<NT>(pool, acc, part, parts);
         if (part != 0 || !held) continue;
-#pragma unroll
-        for (int n = 0; n < NT; ++n)
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                const int i = first + n * 8 + 2 * q + c % 2, row = tile * 16 + g + c / 2 * 8;
-                if (i < work.last && row < hidden) y[(size_t)list[i] * hidden + row] = acc[n][c] + (bias ? f32(bias[(size_t)work.expert * hidden + row]) : 0.f);
-            }
+        end_down<NT>(acc, bias, work, first, list, y, hidden, tile, g, q);
     }
 }
 

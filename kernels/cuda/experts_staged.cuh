@@ -131,14 +131,12 @@ struct Int4Staged : Int4Stream {
     template <int NT, class Piece, class Offset>
     __device__ __forceinline__ void multiply_staged(const Raw& w, int live, const Piece& piece, const Offset& offset, float (&acc)[NT][4]) const {
         const u32 low[4] = {w.low.x, w.low.y, w.low.z, w.low.w}, high[4] = {w.high.x, w.high.y, w.high.z, w.high.w};
-        const u32 low_scales[2] = {w.low_scale.x, w.low_scale.y}, high_scales[2] = {w.high_scale.x, w.high_scale.y};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             u32 a[4], b[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) { a[j] = int4_raised(low[i], j); b[j] = int4_raised(high[i], j); }
-            const float low_scale = __uint_as_float(i % 2 ? low_scales[i / 2] & 0xffff0000u : low_scales[i / 2] << 16);
-            const float high_scale = __uint_as_float(i % 2 ? high_scales[i / 2] & 0xffff0000u : high_scales[i / 2] << 16);
+            const float low_scale = int4_scale(w.low_scale, i), high_scale = int4_scale(w.high_scale, i);
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
                 if (n > 0 && n >= live) break;
@@ -146,10 +144,7 @@ struct Int4Staged : Int4Stream {
                 float sum[4];
                 mma_from(sum, offset(n, i), a[0], b[0], a[1], b[1], v.x, v.y);
                 mma(sum, a[2], b[2], a[3], b[3], v.z, v.w);
-                acc[n][0] += low_scale * sum[0];
-                acc[n][1] += low_scale * sum[1];
-                acc[n][2] += high_scale * sum[2];
-                acc[n][3] += high_scale * sum[3];
+                add_scaled(acc[n], sum, low_scale, high_scale);
             }
         }
     }
@@ -224,15 +219,7 @@ __device__ __forceinline__ void gate_up_staged(const bf16* x, const Experts& exp
     const W w = experts.template tile<true>(work.expert, held ? tile : 0, g);
     accumulate_staged<W, NT>(s, w, held, work.last - work.first, x, [&](int i) { return list[work.first + i] / topk; }, hidden, acc);
     if (!held || col >= inter) return;
-    const float gate_bias = bias ? f32(bias[(size_t)work.expert * 2 * inter + col]) : 0.f;
-    const float up_bias = bias ? f32(bias[(size_t)work.expert * 2 * inter + inter + col]) : 0.f;
-#pragma unroll
-    for (int n = 0; n < NT; ++n)
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            const int i = work.first + n * 8 + 2 * q + c;
-            if (i < work.last) h[(size_t)list[i] * inter + col] = to_bf16(activate(acc[n][c] + gate_bias, acc[n][2 + c] + up_bias, clamped, alpha, limit));
-        }
+    end_gate_up<NT, true>(acc, bias, work.expert, work.first, work.last, list, h, inter, col, q, clamped, alpha, limit);
 }
 
 template <int NT, class Experts>
@@ -248,13 +235,7 @@ __device__ __forceinline__ void down_staged(const bf16* h, const Experts& expert
     const W w = experts.template tile<false>(work.expert, held ? tile : 0, g);
     accumulate_staged<W, NT>(s, w, held, work.last - work.first, h, [&](int i) { return list[work.first + i]; }, inter, acc);
     if (!held) return;
-#pragma unroll
-    for (int n = 0; n < NT; ++n)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            const int i = work.first + n * 8 + 2 * q + c % 2, row = tile * 16 + g + c / 2 * 8;
-            if (i < work.last && row < hidden) y[(size_t)list[i] * hidden + row] = acc[n][c] + (bias ? f32(bias[(size_t)work.expert * hidden + row]) : 0.f);
-        }
+    end_down<NT>(acc, bias, work, work.first, list, y, hidden, tile, g, q);
 }
 #define GATE_UP_STAGED(NAME, NT, BLOCKS, PARAMS, EXPERTS)                                                                                     \
     extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, BLOCKS)                                                                    \

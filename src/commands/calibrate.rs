@@ -4,7 +4,7 @@ use super::compare::machine_with;
 use super::run::{cut, gpus_at_hand};
 use crate::args::DEFAULT_MACHINE;
 use crate::calibration::{
-    self, Forked, Points, Split, ThroughHost, Ways, default_splits, exchange_rows, kernel_rows, with_exchanges, with_floors,
+    self, Eager, Forked, Points, Split, ThroughHost, Ways, default_splits, exchange_rows, kernel_rows, with_exchanges, with_floors,
 };
 use crate::doctor::machine::date;
 use crate::error::{Failure, InputError, Outcome};
@@ -12,6 +12,7 @@ use crate::measurement::Conditions;
 use crate::output::{self, NewFile};
 use crate::report::{calibrate as report, kernels};
 use crate::resolve;
+use crate::values::{each_once, whole};
 use clap::Args;
 use moetwin::cuda::exec::calibrate::{Exchanges, exchanges, floors};
 use moetwin::cuda::exec::{CudaExecutor, CudaOptions, DriverHost};
@@ -58,28 +59,28 @@ pub(crate) struct CalibrateArgs {
     #[arg(long, value_name = "NAME|FILE", num_args = 1..)]
     model: Vec<String>,
     /// On GPUs: first layers of each model [default: 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=64))]
     layers: Option<u32>,
     /// On GPUs: splits whose kernels are measured, N for tensor parallelism and epN for whole experts; rank 0 of each runs alone [default: 1,2,8,ep2]
     #[arg(long, value_name = "N|epN,..", value_delimiter = ',')]
     splits: Vec<Split>,
     /// On GPUs: sequences of the steps that are measured [default: 1,2,4,8,12,20,32,48,60,96]
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',')]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', value_parser = whole::<u32>(1..=4096))]
     batches: Vec<u32>,
     /// On GPUs: tokens in the cache of each sequence [default: 64,192,512,2048]
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',')]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', value_parser = whole::<u32>(1..=1 << 20))]
     contexts: Vec<u32>,
     /// On GPUs: seconds after which no further step is begun [default: 120]
-    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, value_name = "S", value_parser = whole::<u64>(1..=3600))]
     budget: Option<u64>,
     /// On GPUs: choose launches by measurement, for `run --machine` to take
     #[arg(long)]
     tune: bool,
     /// On GPUs: seed of weights and tokens [default: 0]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>(0..=u64::MAX))]
     seed: Option<u64>,
     /// Measure all-reduces of these sizes only, and print them
-    #[arg(long, value_delimiter = ',', hide = true)]
+    #[arg(long, value_delimiter = ',', value_parser = whole::<u64>(1..=1 << 40), hide = true)]
     exchanges: Vec<u64>,
     /// Write the fitted machine here
     #[arg(long, short, value_name = "FILE")]
@@ -235,11 +236,11 @@ const EXCHANGE_LAYERS: usize = 2;
 
 impl Asked {
     fn of(args: &CalibrateArgs, begin: Instant) -> Result<Self, Failure> {
-        let or = |given: &[u32], default: &[u32]| if given.is_empty() { default.to_vec() } else { given.to_vec() };
-        let batches = calibration::numbers("--batches", &or(&args.batches, &[1, 2, 4, 8, 12, 20, 32, 48, 60, 96]), 4096)?;
-        let contexts = calibration::numbers("--contexts", &or(&args.contexts, &CONTEXTS), 1 << 20)?;
-        let splits = if args.splits.is_empty() { default_splits() } else { args.splits.clone() };
-        let names = if args.model.is_empty() { vec!["kimi-k2.5".to_owned()] } else { args.model.clone() };
+        let or = |flag, given: &[u32], default: &[u32]| if given.is_empty() { default.to_vec() } else { each_once(flag, given) };
+        let batches = or("--batches", &args.batches, &[1, 2, 4, 8, 12, 20, 32, 48, 60, 96]);
+        let contexts = or("--contexts", &args.contexts, &CONTEXTS);
+        let splits = if args.splits.is_empty() { default_splits() } else { each_once("--splits", &args.splits) };
+        let names = if args.model.is_empty() { vec!["kimi-k2.5".to_owned()] } else { each_once("--model", &args.model) };
         let mut specs = Vec::new();
         for name in names {
             let spec = resolve::model("--model", &name)?.spec;
@@ -275,6 +276,7 @@ struct Gathered {
     choices: Vec<Choice>,
     exchanges: Vec<OwnExchange>,
     forked: Vec<Forked>,
+    eager: Vec<Eager>,
     /// What is to be said of it.
     said: Vec<String>,
 }
@@ -315,6 +317,7 @@ impl Gathered {
             self.rows.extend(found.rows);
             self.choices.extend(found.choices);
             self.forked.extend(found.forked);
+            self.eager.extend(found.eager);
         }
         self.said.extend(self.choices.iter().map(|c| {
             format!(
@@ -326,9 +329,14 @@ impl Gathered {
     }
     /// As a machine file has it, and everything that is to be said.
     fn finish(self, machine: &Machine, source: &str, seed: u64) -> (OwnKernels, Vec<String>) {
-        let Self { rows, choices, exchanges, forked, mut said } = self;
+        let Self { rows, choices, exchanges, forked, eager, mut said } = self;
         let mut own = OwnKernels { choices, exchanges: medians(exchanges), ..OwnKernels::new(source.to_owned(), rows) };
         own.joins = calibration::joins(machine, &own, &forked, seed);
+        own.eager_gap_ps = calibration::eager_gap(machine, &own, &eager, seed);
+        said.extend(own.eager_gap_ps.map(|ps| {
+            let (us, steps) = (ps as f64 / 1e6, eager.len());
+            format!("a kernel that the host launches takes the device {us:.2} us longer than as a node of a captured graph ({steps} steps)")
+        }));
         said.extend(own.joins.map(|j| {
             let us = |ps: u64| ps as f64 / 1e6;
             let nccl = j.nccl_ps.map_or_else(String::new, |ps| format!(", {:.1} with NCCL's collectives in the graph", us(ps)));

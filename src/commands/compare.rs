@@ -9,6 +9,7 @@ use crate::output;
 use crate::report::compare as report;
 use crate::resolve;
 use crate::scenario::Scenario;
+use crate::values::whole;
 use clap::{Args, ValueEnum};
 use moetwin::kernels::routing::{RecordedRouting, SampledRouting};
 use moetwin::models::OpClass;
@@ -70,13 +71,13 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["measured", "predicted", "rows"])]
     trace: Option<PathBuf>,
     /// Forward passes that the whole profile holds, where no repetition shows it
-    #[arg(long, value_name = "N", requires = "trace", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", requires = "trace", value_parser = whole::<u32>(1..=u32::MAX))]
     steps: Option<u32>,
     /// A trace of what was predicted, instead of predicting it now
     #[arg(long, value_name = "FILE", conflicts_with_all = ["machine", "routing", "p2p", "allreduce"])]
     predicted: Option<PathBuf>,
     /// Commands to list, worst first
-    #[arg(long, value_name = "N", default_value_t = 15)]
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = whole::<usize>(0..=usize::MAX))]
     rows: usize,
     #[command(flatten)]
     deployment: DeploymentArgs,
@@ -191,16 +192,19 @@ fn predicted_now(args: &CompareArgs, file: &str, measured: &Trace) -> Result<Ans
     Ok(Answer { against: scenario.machine.name.clone(), slice, conditions: Some(conditions), ..answer })
 }
 
-/// The built-in machine with such GPUs.
+/// The built-in machine with such GPUs, which must be given where there is none.
 pub(super) fn machine_with(gpu: &str) -> Result<String, Failure> {
-    let has = |name: &&str| {
-        let wanted = gpu_by_words(gpu);
-        machine::find(name).is_some_and(|m| m.models.iter().any(|model| Some(model.name.as_str()) == wanted))
-    };
-    machine::names().find(|name| has(&&**name)).map(|name| name.to_string()).ok_or_else(|| {
+    built_in_with(gpu).ok_or_else(|| {
         let error = InputError::new("--machine", format!("none was given, and no built-in machine has GPUs like {gpu:?}"));
         error.accepted(machine::names().chain(["a machine file"])).into()
     })
+}
+
+/// The first built-in machine with such GPUs.
+pub(super) fn built_in_with(gpu: &str) -> Option<String> {
+    let wanted = gpu_by_words(gpu)?;
+    let has = |name: &&str| machine::find(name).is_some_and(|m| m.models.iter().any(|model| model.name == wanted));
+    machine::names().find(has).map(str::to_owned)
 }
 
 /// A measured step, predicted again.

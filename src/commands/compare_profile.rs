@@ -1,15 +1,16 @@
 //! `moetwin compare --trace`: a profile of the user's own engine beside what is predicted.
 
+use super::compare::built_in_with;
 use crate::args::{DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Speculation};
 use crate::error::{Failure, InputError, Outcome};
 use crate::output;
 use crate::prediction::Served;
-use crate::report::profile::{self as report, ProfileAnswer};
+use crate::report::profile::{self as report, Assumed, ProfileAnswer};
 use crate::resolve;
 use crate::scenario::Scenario;
 use moetwin::kernels::routing::SampledRouting;
+use moetwin::models::Deployment;
 use moetwin::sim::exec::simulate;
-use moetwin::sim::machine;
 use moetwin::sim::measured::{self, Origin};
 use moetwin::sim::profile::{self, Beside, BesideRow, BesideStep, Planned, Profile, ProfileError};
 use moetwin::sim::topology::gpu_by_words;
@@ -27,7 +28,10 @@ pub(crate) fn run(file: &Path, steps: Option<u32>, args: &DeploymentArgs) -> Res
             InputError::new("--spec", "a profile is compared with one pass of the model; of a verification, say how many tokens it checks");
         return Err(error.accepted(["--phase verify:N"]).into());
     }
-    let named = args.machine.is_none().then(|| machine_with(&profile.gpus)).flatten();
+    let named = match profile.gpus.as_slice() {
+        [gpu] if args.machine.is_none() => built_in_with(gpu),
+        _ => None,
+    };
     let name = args.machine.clone().or(named).unwrap_or_else(|| DEFAULT_MACHINE.to_owned());
     let machine = resolve::machine("--machine", &name)?;
     let model = resolve::model("--model", args.model.as_deref().unwrap_or(DEFAULT_MODEL))?;
@@ -36,6 +40,7 @@ pub(crate) fn run(file: &Path, steps: Option<u32>, args: &DeploymentArgs) -> Res
     let routing = SampledRouting::new(scenario.routing.clone(), scenario.seed);
     let trace = simulate(&program, &scenario.machine, &routing, &scenario.options).map_err(|e| Failure::Running(e.to_string()))?;
     let answer = beside("--trace", file, &profile, steps, &scenario, &profile::planned(&program, &trace))?;
+    let answer = ProfileAnswer { assumed: assumed(args, &scenario), ..answer };
     if args.json {
         output::answer_json(&report::json(&answer))?;
     } else {
@@ -67,7 +72,8 @@ pub(crate) fn beside(
     let layers = u32::try_from(scenario.model.spec.layers.len()).unwrap_or(u32::MAX) / scenario.deployment.pp.max(1);
     let Some(step) = profile::summarize(profile, steps, layers) else {
         let message = format!(
-            "no step is found that repeats: its kernels are to follow each other in the same order at least twice and run the attention of {layers} layers"
+            "no step is found that repeats: its kernels are to follow each other in the same order at least twice and run the attention of {layers} layers of {}",
+            scenario.model.spec.name
         );
         let error = InputError::new(flag, message).value(file.to_string_lossy());
         return Err(error.accepted(["compare --steps N, the forward passes that the whole file holds"]).into());
@@ -89,24 +95,44 @@ pub(crate) fn beside(
         measured: report::held(profile, &step),
         beside: profile::beside(planned, &step),
         predicted: predicted(scenario),
+        assumed: Vec::new(),
         warnings,
     })
 }
 
-/// What was predicted, in words.
-fn predicted(scenario: &Scenario) -> String {
-    let d = &scenario.deployment;
-    let mut split = vec![format!("tp {}", d.tp)];
+/// What was predicted for want of a flag. A profile names its GPUs at most, so nothing else follows from it.
+fn assumed(args: &DeploymentArgs, scenario: &Scenario) -> Vec<Assumed> {
+    let split_is_given = args.splits_experts_or_heads() || args.pp.is_some() || args.replicas.is_some();
+    let all = [
+        (args.model.is_none(), "model", scenario.model.spec.name.clone(), "--model"),
+        (args.machine.is_none(), "machine", scenario.machine.name.clone(), "--machine"),
+        (!split_is_given, "split", split(&scenario.deployment), "--tp"),
+        (args.engine.is_none(), "engine", scenario.engine.name().to_owned(), "--engine"),
+        (args.batch.is_none(), "batch", scenario.step.sequences.len().to_string(), "--batch"),
+        (args.context.is_none(), "context", scenario.context.to_string(), "--context"),
+    ];
+    let open = all.into_iter().filter(|(open, ..)| *open);
+    open.map(|(_, what, value, flag)| Assumed { what, value, flag }).collect()
+}
+
+/// How a model is split, in words.
+fn split(d: &Deployment) -> String {
+    let mut words = vec![format!("tp {}", d.tp)];
     for (name, n) in [("pp", d.pp), ("dp-attention", d.dp_attention), ("ep", d.ep), ("dcp", d.dcp), ("replicas", d.replicas)] {
         if n > 1 {
-            split.push(format!("{name} {n}"));
+            words.push(format!("{name} {n}"));
         }
     }
+    words.join(", ")
+}
+
+/// What was predicted, in words.
+fn predicted(scenario: &Scenario) -> String {
     format!(
         "{} on {}, {}; {}, batch {}, context {}, graphs {}",
         scenario.model.spec.name,
         scenario.machine.name,
-        split.join(", "),
+        split(&scenario.deployment),
         scenario.phase_text(),
         scenario.step.sequences.len(),
         scenario.context,
@@ -188,15 +214,8 @@ impl Measured {
             measured: serde_json::json!({"source": "moetwin run", "devices": ranks.len(), "conditions": own.conditions}),
             beside: Beside { worst, rows, step, findings: found.findings },
             predicted: predicted(scenario),
+            assumed: Vec::new(),
             warnings: Vec::new(),
         })
     }
-}
-
-/// The built-in machine that has such GPUs, where they are all of one kind.
-fn machine_with(gpus: &[String]) -> Option<String> {
-    let [gpu] = gpus else { return None };
-    let wanted = gpu_by_words(gpu)?;
-    let has = |name: &str| machine::find(name).is_some_and(|m| m.models.iter().any(|model| model.name == wanted));
-    machine::names().find(|name| has(name)).map(|name| name.to_string())
 }

@@ -1,6 +1,6 @@
 //! Carrying out passes of a program on a rank's GPU: inputs, commands issued or replayed, results.
 
-use super::exchange::{Part, Places, parts};
+use super::exchange::{Part, Places, parts, place_in};
 use super::gpu::{Address, Call, Gpu, GpuError};
 use super::progress::What;
 use super::rank::{Loaded, OWN_LIMIT, PartOfResult, Rank, int_bytes};
@@ -180,7 +180,7 @@ impl<G: Gpu> Rank<G> {
         if stream == 0 && loaded.communicators.one_shot.contains(&communicator) {
             self.take_one_shot(communicator, command.id.node, &mut list)?;
         }
-        let index = members.iter().position(|m| *m == self.rank).unwrap_or(0) as u32;
+        let index = place_in(self.rank, members)?;
         Ok(Exchange { list, communicator, index })
     }
 
