@@ -46,6 +46,8 @@ pub struct HostCosts {
     pub eager_call: Duration,
     /// Host time of one collective, whatever its size.
     pub eager_collective: Duration,
+    /// Device time that a kernel launched by the host takes longer than one in a captured graph.
+    pub eager_gap: Duration,
     /// Host time of one launch of a captured graph.
     pub graph_launch: Duration,
     /// Device time that getting one kernel started takes: no command takes less than this for each of its kernels.
@@ -223,7 +225,8 @@ pub fn simulate_with(
         price::scale_latency(&mut priced, options.kernel_latency_permille);
     }
     let launch = &machine.launch;
-    let joins = machine.kernels.as_ref().filter(|_| options.kernels == Kernels::Any).and_then(|own| own.joins);
+    let own = machine.kernels.as_ref().filter(|_| options.kernels == Kernels::Any);
+    let joins = own.and_then(|own| own.joins);
     let host = HostCosts {
         graphs: options.graphs,
         eager_kernel: launch.eager_kernel.value,
@@ -235,6 +238,7 @@ pub fn simulate_with(
             Launcher::Native => options.backends.native_call(launch).0,
             Launcher::Framework => launch.eager_collective.value,
         },
+        eager_gap: Duration::from_ps(own.and_then(|own| own.eager_gap_ps).unwrap_or(0)),
         graph_launch: launch.graph_launch.value,
         graph_node: launch.graph_node.value,
         join: joins.map_or(Duration::ZERO, |joins| Duration::from_ps(joins.of(chained(program, options)))),
