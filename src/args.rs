@@ -246,7 +246,8 @@ pub(crate) enum AllReduceKind {
     Auto,
     /// NCCL.
     Nccl,
-    /// Peer kernel, every rank reads all others; up to the machine's cut-off size, then NCCL.
+    /// Peer kernel, every rank reads all others; up to the machine's cut-off size, then NCCL. Our own also adds the residual and norms, in the same kernel,
+    /// where the sum is small enough.
     OneShot,
     /// Peer kernel, reduce-scatter then all-gather; up to the machine's cut-off size, then NCCL.
     TwoShot,

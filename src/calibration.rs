@@ -13,7 +13,7 @@ use crate::child;
 use crate::error::{Failure, InputError};
 use crate::measurement::chosen;
 use crate::output;
-use crate::scenario::{plan_failure, verified};
+use crate::scenario::{plan_failure, verified, with_sums_fused};
 use moetwin::cuda::exec::calibrate::{Exchanges, Floors};
 use moetwin::cuda::exec::gpu::Host;
 use moetwin::cuda::exec::{Choices, CudaExecutor, CudaOptions, RankTimes, Repetitions};
@@ -133,7 +133,7 @@ pub(crate) fn kernel_rows<H: Host>(
                     continue;
                 }
                 let step = Step::uniform(Phase::Decode, batch, context);
-                let program = match step_program(spec, &step, &deployment) {
+                let program = match step_program(spec, &step, &deployment, false) {
                     Ok(program) => program,
                     // A model with few heads has no wide split; its other splits are measured all the same.
                     Err(Failure::Input(e)) if split.ranks > 1 => {
@@ -178,10 +178,10 @@ fn inputs_of(step: &Step, spec: &ModelSpec, points: &Points) -> StepInputs {
     StepInputs { token_ids: tokens, sequences: step.sequences.clone() }
 }
 
-fn step_program(spec: &ModelSpec, step: &Step, deployment: &Deployment) -> Result<Program, Failure> {
+fn step_program(spec: &ModelSpec, step: &Step, deployment: &Deployment, fuse_sums: bool) -> Result<Program, Failure> {
     let mut graph = plan(spec, step, deployment, &BuildOptions::default()).map_err(|e| plan_failure(&e, deployment))?;
     graph.outputs.retain(|(name, _)| name != "logits");
-    verified(graph)
+    verified(with_sums_fused(graph, fuse_sums)?)
 }
 
 /// What a measured step says of the kernels in it: what each adds to the captured step on one stream.
@@ -359,7 +359,7 @@ mod tests {
         assert_eq!(again, machine);
         // A step that was measured: every kernel of ours is priced as measured, and takes what the fake says.
         let (spec, step) = (builtin::spec().unwrap(), Step::uniform(Phase::Decode, 3, 40));
-        let program = step_program(&spec, &step, &Deployment { tp: 2, ..Deployment::default() }).unwrap();
+        let program = step_program(&spec, &step, &Deployment { tp: 2, ..Deployment::default() }, false).unwrap();
         let routing = SampledRouting::new(Distribution::Uniform, 0);
         let trace = simulate(&program, &machine, &routing, &SimOptions::default()).unwrap();
         let (mut measured, mut all) = (0, 0);
@@ -399,7 +399,7 @@ mod tests {
         machine.kernels = Some(OwnKernels { exchanges: moetwin::sim::cost::medians(found.rows), ..OwnKernels::default() });
         let machine = machine::from_json(&machine.to_json()).unwrap();
         let step = Step::uniform(Phase::Decode, 9, 8);
-        let program = step_program(&spec, &step, &Deployment { tp: 2, ..Deployment::default() }).unwrap();
+        let program = step_program(&spec, &step, &Deployment { tp: 2, ..Deployment::default() }, false).unwrap();
         let routing = SampledRouting::new(Distribution::Uniform, 0);
         let trace = simulate(&program, &machine, &routing, &SimOptions::default()).unwrap();
         let sums = trace.exchanges.as_slice().iter().filter(|e| {

@@ -11,6 +11,7 @@ use moetwin::models::shard::ShardFault;
 use moetwin::models::spec::Ffn;
 use moetwin::models::{AllToAll, Axis, BuildOptions, Deployment, Graph, ModelSpec, Phase, PlanError, Step, WeightFormat, plan};
 use moetwin::runtime::builtin;
+use moetwin::runtime::lower::fused;
 use moetwin::runtime::{LowerOptions, Program, lower, verify};
 use moetwin::sim::collective::{GraphMode, Library};
 use moetwin::sim::cost::Kernels;
@@ -91,11 +92,16 @@ impl Scenario {
             seed: args.seed,
         })
     }
-    /// The graph of this scenario with another batch. Experts are as wide as the split makes them.
+    /// The graph of this scenario with another batch. Experts are as wide as the split makes them; sums are fused with the norms behind them where
+    /// the kernel that takes them does so.
     pub(crate) fn graph(&self, step: &Step) -> Result<Graph, Failure> {
         let padded = padded(&self.model.spec, &self.deployment);
-        plan(padded.as_ref().unwrap_or(&self.model.spec), step, &self.deployment, &BuildOptions::default())
-            .map_err(|e| plan_failure(&e, &self.deployment))
+        let graph = plan(padded.as_ref().unwrap_or(&self.model.spec), step, &self.deployment, &BuildOptions::default());
+        with_sums_fused(graph.map_err(|e| plan_failure(&e, &self.deployment))?, self.fuses_sums())
+    }
+    /// Whether sums over ranks are fused with the norms behind them: our one-shot kernel does so, those of engines by default do not.
+    pub(crate) fn fuses_sums(&self) -> bool {
+        self.engine == Engine::Native && self.options.backends.all_reduce == Library::OneShot
     }
     /// What the split adds to the model, in words.
     pub(crate) fn padding_text(&self) -> Option<String> {
@@ -187,6 +193,11 @@ fn padded(spec: &ModelSpec, deployment: &Deployment) -> Option<ModelSpec> {
         }
     }
     out
+}
+
+/// The graph with sums over ranks fused with the norms behind them, if they are to be.
+pub(crate) fn with_sums_fused(graph: Graph, fuse_sums: bool) -> Result<Graph, Failure> {
+    fused(graph, LowerOptions { fuse_sums, ..LowerOptions::default() }).map_err(|e| InputError::new("--tp", e.to_string()).into())
 }
 
 /// The program of a graph, verified.

@@ -66,8 +66,9 @@ pub(crate) fn changes(scenario: &Scenario, program: &Program, tokens_per_s: f64)
     // Changes that leave the machine alone share its collectives.
     let mut memory = SimMemory::default();
     let mut ask = |what: &'static str, how: String, kind: Kind, changed: Scenario| {
-        // A program has the deployment in it: another cache type is another program.
-        let own = (changed.deployment != base.deployment).then(|| changed.program(&changed.step)).transpose();
+        // A program has the deployment in it: another cache type is another program. So is one whose sums are fused with norms.
+        let other = changed.deployment != base.deployment || changed.fuses_sums() != base.fuses_sums();
+        let own = other.then(|| changed.program(&changed.step)).transpose();
         let answer = own.and_then(|own| pace(&changed, own.as_ref().unwrap_or(program), &mut memory));
         let result = match answer {
             Ok((step_ms, rate)) => Changed::Step { step_ms, tokens_per_s: rate, faster: rate / tokens_per_s - 1.0 },

@@ -69,12 +69,12 @@ __device__ __forceinline__ int sequence_of(const SequenceRows* sequences, int co
 }
 
 // Eight consecutive bf16, 16-byte aligned.
-__device__ __forceinline__ void load8(const bf16* p, float (&v)[8]) {
-    const uint4 raw = *reinterpret_cast<const uint4*>(p);
+__device__ __forceinline__ void unpack8(uint4 raw, float (&v)[8]) {
     const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) { v[2 * i] = __uint_as_float(words[i] << 16); v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u); }
 }
+__device__ __forceinline__ void load8(const bf16* p, float (&v)[8]) { unpack8(*reinterpret_cast<const uint4*>(p), v); }
 __device__ __forceinline__ void store8(bf16* p, const float (&v)[8]) {
     u32 words[4];
 #pragma unroll

@@ -1,5 +1,6 @@
 // Norms, sums, activations, embedding, row selection, greedy choice. One block a row unless said otherwise.
 #include "activation.cuh"
+#include "norm.cuh"
 #include "shape.cuh"
 
 // out[T, H] = table[ids[t] - vocab_start], zeros for ids of other ranks' slices.
@@ -8,22 +9,6 @@ extern "C" __global__ void embed(const int* ids, const bf16* table, bf16* out, i
     const int row = blockIdx.x, local = ids[row] - vocab_start;
     const bool held = local >= 0 && local < vocab_rows;
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) out[(size_t)row * hidden + i] = held ? table[(size_t)local * hidden + i] : to_bf16(0.f);
-}
-
-// y = rmsnorm(row) * w, `row` in shared memory; `square` is this thread's share of the squares.
-__device__ __forceinline__ void norm_row(const float* row, float square, const bf16* weight, bf16* out, int n, float eps) {
-    const float scale = rsqrtf(block_sum(square) / n + eps);
-    if (n % 8 != 0) {
-        for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = to_bf16(f32(to_bf16(row[i] * scale)) * f32(weight[i]));
-        return;
-    }
-    for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
-        float w[8], v[8];
-        load8(weight + i, w);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = f32(to_bf16(row[i + j] * scale)) * w[j];
-        store8(out + i, v);
-    }
 }
 
 // y = rmsnorm(x) * w. Dynamic shared memory: `n` floats.
@@ -56,13 +41,7 @@ extern "C" __global__ void add_rms_norm(const bf16* delta, const bf16* residual,
             float a[8], b[8];
             load8(delta + start + i, a);
             load8(residual + start + i, b);
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                a[j] = f32(to_bf16(a[j] + b[j]));
-                row[i + j] = a[j];
-                square += a[j] * a[j];
-            }
-            store8(sum + start + i, a);
+            add_to_row(a, b, row + i, sum + start + i, square);
         }
     else
         for (int i = threadIdx.x; i < n; i += blockDim.x) {

@@ -1,6 +1,6 @@
-// Exchanges between ranks: the one-shot all-reduce over peer memory, rows packed for fixed-capacity buffers of experts and unpacked, and columns
+// Exchanges between ranks: the one-shot all-reduce over peer memory, the same with the norm behind it, rows packed for fixed-capacity buffers of experts and unpacked, and columns
 // and sums that NCCL's collectives leave to us. What a captured graph needs lies in device memory: epochs, counts, faults. Every wait has a bound.
-#include "common.cuh"
+#include "norm.cuh"
 
 constexpr int MAX_RANKS = 8;
 
@@ -14,13 +14,15 @@ __device__ __forceinline__ void report(Fault* fault, u32 what, int command, int 
     if (atomicCAS(&fault->what, 0u, what) == 0u) fault->command = command, fault->rank = rank, fault->count = count;
 }
 
-// A rank's window, which its peers map. `arrived` [blocks][MAX_RANKS] is written by peers; two halves of `capacity` elements follow it.
+// A rank's window, which its peers map. `arrived` [blocks][MAX_RANKS] is written by peers; two halves of `capacity` elements follow it, and two
+// halves of packets [ranks][elements / 2], which peers write as well.
 struct Control {
     u32 epoch, done, stop, unused;
 };
 struct Peers {
     bf16* staged[MAX_RANKS];
     u32* arrived[MAX_RANKS];
+    u64* packets[MAX_RANKS];
 };
 
 __device__ __forceinline__ void release_store(u32* p, u32 v) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
@@ -84,6 +86,99 @@ extern "C" __global__ void all_reduce_one_shot(const bf16* in, bf16* out, const 
         out[i] = to_bf16(sum);
     }
     __syncthreads();
+    // Every block has read the epoch before it is counted here, so the last one may move it on.
+    if (threadIdx.x == 0 && atomicAdd(&control->done, 1u) == gridDim.x - 1) control->done = 0, control->epoch = epoch;
+}
+
+// Eight bf16 in four packets: four bytes of data and the epoch in one store of eight bytes, so that whoever sees the epoch has the data. That saves
+// the fence before a flag and the trip back to fetch what it announces.
+__device__ __forceinline__ void send_packets(u64* to, uint4 data, u32 epoch) {
+    const u64 mark = (u64)epoch << 32;
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(mark | data.x), "l"(mark | data.y) : "memory");
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to + 2), "l"(mark | data.z), "l"(mark | data.w) : "memory");
+}
+// Whether all four packets are of this epoch, and their data.
+__device__ __forceinline__ bool take_packets(const u64* from, u32 epoch, uint4& data) {
+    u64 a, b, c, d;
+    asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(from) : "memory");
+    asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(c), "=l"(d) : "l"(from + 2) : "memory");
+    data = make_uint4((u32)a, (u32)b, (u32)c, (u32)d);
+    return (u32)(a >> 32) == epoch && (u32)(b >> 32) == epoch && (u32)(c >> 32) == epoch && (u32)(d >> 32) == epoch;
+}
+
+// Ranks whose packets are asked for together.
+constexpr int TOGETHER = 4;
+
+// Packets of the ranks from `first` on, this rank's own data among them. Gives up as `meet` does.
+__device__ __forceinline__ void receive(uint4 (&data)[TOGETHER], const bf16* own, const u64* packets, u64 stride, int first, Control* control, const u32* stop, Fault* fault,
+                                        int command, int rank, int ranks, u32 epoch, u64 bound) {
+    u64 begin = 0, now;
+    for (u32 polls = 0;; ++polls) {
+        int missing = -1;
+#pragma unroll
+        for (int k = 0; k < TOGETHER; ++k)
+            if (first + k < ranks && first + k != rank && !take_packets(packets + (first + k) * stride, epoch, data[k])) missing = first + k;
+        if (missing < 0) break;
+        if (polls % 256 != 255) continue;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        if (begin == 0) begin = now;
+        if (now - begin > bound || acquire_load(&control->stop) || acquire_load(stop)) {
+            report(fault, LATE, command, missing, 0);
+            control->stop = 1;
+            break;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < TOGETHER; ++k)
+        if (first + k == rank) data[k] = *reinterpret_cast<const uint4*>(own);
+}
+
+__device__ __forceinline__ void add_to(float (&sum)[8], uint4 data) {
+    float v[8];
+    unpack8(data, v);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum[j] += v[j];
+}
+
+// sum = the sum over ranks as above, rounded, plus the residual; y = rmsnorm(sum) * w: what all_reduce_one_shot and add_rms_norm compute, bit for
+// bit, so the block is as large as that of the latter. A block a row. Every rank sends its row to all others as packets. The halves take turns and
+// the epoch counts as above: nobody sends in call e + 2 before it has had everybody's packets of e + 1, which its peers send after call e. `capacity` are
+// elements of one rank's packets in a half. Dynamic shared memory: `n` floats.
+extern "C" __global__ void __launch_bounds__(1024) all_reduce_add_rms_norm(const bf16* in, const bf16* residual, const bf16* weight, bf16* y, bf16* sum, const Peers* peers,
+                                                                           Control* control, const u32* stop, Fault* fault, int command, int rank, int ranks, int n, float eps,
+                                                                           u64 capacity, u64 bound) {
+    admit_next();
+    for (int i = threadIdx.x * 64; i < n; i += blockDim.x * 64) asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + i));
+    await_previous();
+    extern __shared__ float row[];
+    const u32 epoch = *(volatile u32*)&control->epoch + 1;
+    const u64 start = (u64)blockIdx.x * n, stride = capacity / 2, half = (epoch & 1) * ranks * stride;
+    for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
+        const uint4 own = *reinterpret_cast<const uint4*>(in + start + i);
+        for (int r = 1; r < ranks; ++r) {
+            const int peer = rank + r < ranks ? rank + r : rank + r - ranks;
+            send_packets(peers->packets[peer] + half + rank * stride + (start + i) / 2, own, epoch);
+        }
+    }
+    const u64* packets = peers->packets[rank] + half;
+    float square = 0.f;
+    for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
+        const uint4 before = *reinterpret_cast<const uint4*>(residual + start + i);
+        float total[8] = {}, b[8];
+        for (int first = 0; first < ranks; first += TOGETHER) {
+            uint4 data[TOGETHER];
+            receive(data, in + start + i, packets + (start + i) / 2, stride, first, control, stop, fault, command, rank, ranks, epoch, bound);
+#pragma unroll
+            for (int k = 0; k < TOGETHER; ++k)
+                if (first + k < ranks) add_to(total, data[k]);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; ++j) total[j] = f32(to_bf16(total[j]));
+        unpack8(before, b);
+        add_to_row(total, b, row + i, sum + start + i, square);
+    }
+    __syncthreads();
+    norm_row(row, square, weight, y + start, n, eps);
     // Every block has read the epoch before it is counted here, so the last one may move it on.
     if (threadIdx.x == 0 && atomicAdd(&control->done, 1u) == gridDim.x - 1) control->done = 0, control->epoch = epoch;
 }

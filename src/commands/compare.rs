@@ -215,6 +215,11 @@ impl Again<'_> {
         let c = self.conditions;
         let a2a = AllToAllKind::from_str(&c.a2a, false)
             .map_err(|e| Failure::from(InputError::new("--measured", format!("otherData.conditions.a2a: {e}")).value(c.a2a.as_str())))?;
+        let as_measured = match c.allreduce.as_str() {
+            "" => AllReduceKind::Nccl,
+            word => AllReduceKind::from_str(word, false)
+                .map_err(|e| Failure::from(InputError::new("--measured", format!("otherData.conditions.allreduce: {e}")).value(word)))?,
+        };
         let flags = DeploymentArgs {
             tp: Some(c.tp),
             pp: Some(c.pp),
@@ -225,7 +230,7 @@ impl Again<'_> {
             a2a: Some(a2a),
             graphs: Some(if self.captured { Switch::On } else { Switch::Off }),
             p2p,
-            allreduce: Some(self.args.deployment.allreduce.unwrap_or(AllReduceKind::Nccl)),
+            allreduce: Some(self.args.deployment.allreduce.unwrap_or(as_measured)),
             routing: self.args.deployment.routing.clone(),
             kernels: self.args.deployment.kernels.clone(),
             seed: c.seed,

@@ -49,7 +49,8 @@ pub enum LaunchError {
     },
 }
 
-/// The launches of `node` on `rank`; none where the rank has no rows. Communication and [`Op::Slice`] belong to the executor.
+/// The launches of `node` on `rank`; none where the rank has no rows. Communication and [`Op::Slice`] belong to the executor; of
+/// [`Op::AllReduceAddRmsNorm`] this is the norm, of a sum that begins where scratch memory does.
 pub fn launches(graph: &Graph, node: NodeId, rank: RankId) -> Result<Launches, LaunchError> {
     launches_with(graph, node, rank, &Tuning::default())
 }
@@ -95,6 +96,12 @@ impl Plan<'_> {
             Op::AddRmsNorm { eps } => {
                 let (rows, n) = self.matrix_out(0)?;
                 let args = vec![Input(0), Input(1), Input(2), Output(0), Output(1), self.int(n, "columns")?, Arg::F32(*eps as f32)];
+                self.grid("elementwise.cu", "add_rms_norm", [rows, 1, 1], row_block(n), 4 * n, args)
+            }
+            Op::AllReduceAddRmsNorm { eps, .. } => {
+                let (rows, n) = self.matrix_out(0)?;
+                let sum = self.scratch(2 * rows * n);
+                let args = vec![sum, Input(1), Input(2), Output(0), Output(1), self.int(n, "columns")?, Arg::F32(*eps as f32)];
                 self.grid("elementwise.cu", "add_rms_norm", [rows, 1, 1], row_block(n), 4 * n, args)
             }
             Op::Add => {
@@ -282,8 +289,8 @@ impl Plan<'_> {
     }
 }
 
-/// Threads for a row of `n` elements, eight a thread.
-fn row_block(n: u64) -> u32 {
+/// Threads for a row of `n` elements, eight a thread. They decide the order in which a norm's squares are added.
+pub fn row_block(n: u64) -> u32 {
     if n >= 4096 { WIDE_BLOCK } else { BLOCK }
 }
 

@@ -9,7 +9,7 @@ use super::rates::{Element, GpuRates};
 use super::{OpCost, OwnExchange, Provenance, op_cost};
 use moetwin_kernels::cost::{CostFacts, CostShape};
 use moetwin_kernels::launch::{Choice, Launch, launches};
-use moetwin_models::{Graph, NodeId, RankId, TensorKind};
+use moetwin_models::{Graph, NodeId, Op, RankId, TensorKind};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -114,7 +114,9 @@ impl OwnWork {
             CostShape::Bytes => (widths(graph, id, rank)?, rows()?),
         };
         let bytes = facts.weight_bytes.saturating_add(facts.read_bytes).saturating_add(facts.write_bytes);
-        Some(Self { op: node.op.name().to_owned(), shape, kernels, blocks, tokens, bytes, flops: facts.flops })
+        // Of a sum with a norm it is the norm that is a kernel of ours by itself.
+        let op = if let Op::AllReduceAddRmsNorm { eps, .. } = node.op { Op::AddRmsNorm { eps }.name() } else { node.op.name() };
+        Some(Self { op: op.to_owned(), shape, kernels, blocks, tokens, bytes, flops: facts.flops })
     }
     /// Distance to other work of the same shape, in doublings; those of blocks count most, as they come in steps.
     fn distance(&self, other: &Self) -> f64 {

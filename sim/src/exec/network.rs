@@ -54,6 +54,20 @@ struct Known {
     provenance: Provenance,
 }
 
+impl Known {
+    /// So many times as long, as it was measured. Nobody's wait for the last to come gets longer or shorter.
+    fn times(self, quotient: f64, request: &CollectiveRequest, exact: bool) -> Self {
+        let scaled = |time: Duration| Duration::from_ps(libm::rint(time.as_ps() as f64 * quotient) as u64);
+        let last = request.arrivals.iter().copied().max().unwrap_or(Duration::ZERO);
+        Self {
+            finish: self.finish.iter().map(|f| (*f).min(last) + scaled(f.saturating_sub(last))).collect(),
+            link: scaled(self.link),
+            provenance: if exact { Provenance::Measured } else { Provenance::Interpolated },
+            ..self
+        }
+    }
+}
+
 impl SimMemory {
     /// Forgets what holds for another machine.
     pub(super) fn turn_to(&mut self, machine: &Machine) {
@@ -91,13 +105,15 @@ pub(super) struct MachineTransport<'m> {
     measured: Vec<&'m OwnExchange>,
     /// Of what was measured, by what the model says of it.
     quotients: BTreeMap<(CollectiveOp, Library, usize), Vec<(u64, f64)>>,
+    /// The same of one-shot sums with a norm, by ranks.
+    normed: BTreeMap<usize, Vec<(u64, f64)>>,
     memory: &'m mut SimMemory,
 }
 
 /// The collective that an op is; none of what ranks do by themselves.
 pub fn collective_of(op: &Op) -> Option<CollectiveOp> {
     match op {
-        Op::AllReduce { .. } => Some(CollectiveOp::AllReduce),
+        Op::AllReduce { .. } | Op::AllReduceAddRmsNorm { .. } => Some(CollectiveOp::AllReduce),
         Op::AllGather { .. } => Some(CollectiveOp::AllGather),
         Op::ReduceScatter { .. } => Some(CollectiveOp::ReduceScatter),
         Op::Dispatch | Op::Combine => Some(CollectiveOp::AllToAll),
@@ -117,7 +133,16 @@ impl<'m> MachineTransport<'m> {
         let (collectives, faster) = (Collectives::without_explanations(machine), Collectives::without_explanations(faster));
         let on = machine.peer_access.value;
         let measured = machine.kernels.iter().flat_map(|own| &own.exchanges).filter(|row| row.peer_access == on).collect();
-        Self { backends, collectives, faster, links: BTreeMap::new(), measured, quotients: BTreeMap::new(), memory }
+        Self {
+            backends,
+            collectives,
+            faster,
+            links: BTreeMap::new(),
+            measured,
+            quotients: BTreeMap::new(),
+            normed: BTreeMap::new(),
+            memory,
+        }
     }
     /// The part of an exchange that is bytes over link rates: a time `a + b / rate` loses half of `b` at twice the rate.
     fn link(&mut self, request: &CollectiveRequest, prediction: &Prediction) -> Result<Duration, String> {
@@ -158,20 +183,31 @@ impl Transport for MachineTransport<'_> {
             None => {
                 let known = self.predict(request.clone())?;
                 if together {
-                    self.memory.known.insert(request, known.clone());
+                    self.memory.known.insert(request.clone(), known.clone());
                 }
                 known
             }
         };
         let stand_in = matches!(exchange.op, Op::Dispatch | Op::Combine)
             && matches!(self.backends.all_to_all, AllToAll::Flashinfer | AllToAll::Deepep);
+        let how = format!("{} {}", known.algorithm, known.protocol);
+        let (known, how) = match exchange.norm {
+            None => (known, how),
+            Some(norm) if self.fuses() && known.algorithm == Algorithm::OneShot => {
+                (self.with_norm(known, &request, norm.fused)?, format!("{how}, norm fused"))
+            }
+            Some(norm) => (Known { finish: known.finish.iter().map(|f| *f + norm.apart).collect(), ..known }, format!("{how}, norm apart")),
+        };
         Ok(Outcome {
             ends: known.finish.iter().map(|finish| first + *finish).collect(),
             link: known.link,
             shares: known.shares,
-            how: format!("{} {}", known.algorithm, known.protocol),
+            how,
             provenance: if stand_in { Provenance::Modelled } else { known.provenance },
         })
+    }
+    fn fuses(&self) -> bool {
+        self.backends.all_reduce == Library::OneShot
     }
 }
 
@@ -180,24 +216,12 @@ impl MachineTransport<'_> {
     fn predict(&mut self, request: CollectiveRequest) -> Result<Known, String> {
         let known = self.modelled(request.clone())?;
         let Some((quotient, exact)) = self.quotient(&request)? else { return Ok(known) };
-        let scaled = |time: Duration| Duration::from_ps(libm::rint(time.as_ps() as f64 * quotient) as u64);
-        // Nobody's wait for the last to come gets longer or shorter.
-        let last = request.arrivals.iter().copied().max().unwrap_or(Duration::ZERO);
-        Ok(Known {
-            finish: known.finish.iter().map(|f| (*f).min(last) + scaled(f.saturating_sub(last))).collect(),
-            link: scaled(known.link),
-            provenance: if exact { Provenance::Measured } else { Provenance::Interpolated },
-            ..known
-        })
+        Ok(known.times(quotient, &request, exact))
     }
     /// By how much the model is off at an exchange's size, and whether that very size was measured; nothing where no such exchange was.
     fn quotient(&mut self, request: &CollectiveRequest) -> Result<Option<(f64, bool)>, String> {
         let kind = (request.op, request.library, request.ranks.len());
-        // Links of other GPUs may be others.
-        if request.ranks.iter().enumerate().any(|(i, gpu)| i != *gpu) {
-            return Ok(None);
-        }
-        let rows: Vec<&OwnExchange> = self.measured.iter().copied().filter(|r| (r.op, r.library, r.ranks) == kind).collect();
+        let rows = self.rows_like(request, false);
         if rows.is_empty() {
             return Ok(None);
         }
@@ -213,6 +237,35 @@ impl MachineTransport<'_> {
         }
         let exact = rows.iter().any(|r| r.bytes == request.bytes);
         Ok(self.quotients.get(&kind).map(|points| (quotient_at(points, request.bytes), exact)))
+    }
+    /// A one-shot sum with a norm of so many bytes' time in it: as the sum alone and then the norm, as far off as that is where such sums were
+    /// measured.
+    fn with_norm(&mut self, known: Known, request: &CollectiveRequest, norm: Duration) -> Result<Known, String> {
+        let whole = Known { finish: known.finish.iter().map(|f| *f + norm).collect(), ..known };
+        let rows: Vec<&OwnExchange> = self.rows_like(request, true);
+        if rows.is_empty() {
+            return Ok(whole);
+        }
+        if !self.normed.contains_key(&request.ranks.len()) {
+            let mut points = Vec::new();
+            for row in &rows {
+                let alone = CollectiveRequest { bytes: row.bytes, arrivals: Vec::new(), ..request.clone() };
+                let alone = self.predict(alone)?.finish.iter().copied().max().unwrap_or(Duration::ZERO);
+                let modelled = alone + norm.scaled(row.bytes, request.bytes.max(1));
+                points.push((row.bytes, row.time_ps as f64 / modelled.as_ps().max(1) as f64));
+            }
+            points.sort_by_key(|p| p.0);
+            self.normed.insert(request.ranks.len(), points);
+        }
+        let exact = rows.iter().any(|r| r.bytes == request.bytes);
+        let quotient = self.normed.get(&request.ranks.len()).map_or(1.0, |points| quotient_at(points, request.bytes));
+        Ok(whole.times(quotient, request, exact))
+    }
+    /// Rows that were measured of such exchanges, with a norm in them or without. Links of other GPUs may be others.
+    fn rows_like(&self, request: &CollectiveRequest, normed: bool) -> Vec<&'m OwnExchange> {
+        let kind = (request.op, request.library, request.ranks.len(), normed);
+        let here = request.ranks.iter().enumerate().all(|(i, gpu)| i == *gpu);
+        self.measured.iter().copied().filter(|r| here && (r.op, r.library, r.ranks, r.normed) == kind).collect()
     }
     /// What the machine's collectives say of an exchange.
     fn modelled(&mut self, mut request: CollectiveRequest) -> Result<Known, String> {
@@ -259,7 +312,7 @@ mod tests {
         let gpus: Vec<usize> = (0..arrivals_us.len()).collect();
         let arrivals: Vec<Time> = arrivals_us.iter().map(|us| Time::ZERO + Duration::from_us(*us)).collect();
         let op = Op::AllReduce { axis: moetwin_models::Axis::Tp };
-        let found = transport.carry(&Exchange { op: &op, gpus: &gpus, arrivals: &arrivals, message_bytes: bytes }).unwrap();
+        let found = transport.carry(&Exchange { op: &op, gpus: &gpus, arrivals: &arrivals, message_bytes: bytes, norm: None }).unwrap();
         (found.ends.iter().map(|e| e.since(Time::ZERO).as_ps()).collect(), found.provenance)
     }
 
@@ -272,6 +325,7 @@ mod tests {
             ranks: 2,
             peer_access,
             bytes,
+            normed: false,
             time_ps: Duration::from_us(time_us).as_ps(),
         };
         let exchanges = vec![row(1 << 14, 9, true), row(1 << 18, 30, true), row(1 << 14, 70, false)];

@@ -141,7 +141,8 @@ pub(super) fn without_effect(run: &RunArgs) -> Vec<(&'static str, &'static str)>
         ("--machine", args.machine.is_some() && backend == Backend::Cpu),
         ("--graphs", args.graphs.is_some() && backend == Backend::Cpu),
         ("--p2p", args.p2p.is_some()),
-        ("--allreduce", args.allreduce.is_some() && backend == Backend::Cpu),
+        // One-shot fuses sums with norms, which is another program on any backend, of the same values.
+        ("--allreduce", args.allreduce.is_some_and(|kind| kind != AllReduceKind::OneShot) && backend == Backend::Cpu),
         ("--nccl-graph", args.nccl_graph.is_some()),
         ("--kv-dtype", args.kv_dtype.is_some()),
         ("--matmul", run.matmul.is_some() && backend == Backend::Cpu),
