@@ -243,7 +243,7 @@ fn sharded_equals_whole() {
 #[test]
 fn fused_sums_change_no_bit() {
     let fusing = LowerOptions { fuse_sums: true, ..LowerOptions::default() };
-    let (mut runner, replay) = runner(60, "fused_sums_change_no_bit");
+    let (mut runner, replay) = runner(120, "fused_sums_change_no_bit");
     let cases = any_model().prop_flat_map(|m| (any_deployment(&m), Just(m), any_prompts(), any::<u64>()));
     let fused = RefCell::new(0);
     let result = runner.run(&cases, |(deployment, model, prompts, seed)| {
