@@ -211,7 +211,7 @@ impl Transport for MachineTransport<'_> {
     }
 }
 
-impl MachineTransport<'_> {
+impl<'m> MachineTransport<'m> {
     /// What is known of an exchange: what the machine's collectives say, as far off as they are where it was measured.
     fn predict(&mut self, request: CollectiveRequest) -> Result<Known, String> {
         let known = self.modelled(request.clone())?;
