@@ -35,6 +35,8 @@ pub(crate) struct Conditions {
     pub(crate) a2a: String,
     /// Which code summed over ranks, as `--allreduce` takes it; empty where the flag was not given.
     pub(crate) allreduce: String,
+    /// Whether it took norms with it, as `--fuse-allreduce` takes it; empty where the flag was not given.
+    pub(crate) fuse_allreduce: String,
     /// Tokens in the cache and new ones, by sequence.
     pub(crate) sequences: Vec<(u32, u32)>,
     /// Whether it is a prefill rather than a decode step.

@@ -38,6 +38,8 @@ pub(crate) struct Scenario {
     pub(crate) options: SimOptions,
     /// All-reduce implementation as `--allreduce` takes it.
     pub(crate) allreduce: &'static str,
+    /// Whether a one-shot all-reduce of ours takes the norm behind it with it.
+    pub(crate) fuse_allreduce: bool,
     /// Whose choices hold where none is given, and whose kernels run.
     pub(crate) engine: Engine,
     /// Version of the engine that was asked for.
@@ -85,6 +87,7 @@ impl Scenario {
             routing,
             options,
             allreduce,
+            fuse_allreduce: args.fuse_allreduce != Some(Switch::Off),
             engine: args.engine.unwrap_or(Engine::Native),
             engine_version: args.engine_version.clone(),
             kernel_folder: args.kernels.clone(),
@@ -101,7 +104,7 @@ impl Scenario {
     }
     /// Whether sums over ranks are fused with the norms behind them: our one-shot kernel does so, those of engines by default do not.
     pub(crate) fn fuses_sums(&self) -> bool {
-        self.engine == Engine::Native && self.options.backends.all_reduce == Library::OneShot
+        self.engine == Engine::Native && self.options.backends.all_reduce == Library::OneShot && self.fuse_allreduce
     }
     /// What the split adds to the model, in words.
     pub(crate) fn padding_text(&self) -> Option<String> {

@@ -1,5 +1,6 @@
 //! What would make a step faster or slower: the same question asked again with one thing changed.
 
+use crate::args::Engine;
 use crate::prediction::pace;
 use crate::scenario::Scenario;
 use moetwin::models::DType;
@@ -127,6 +128,13 @@ pub(crate) fn changes(scenario: &Scenario, program: &Program, tokens_per_s: f64)
             if base.options.backends.all_reduce != library {
                 ask(name, flag.to_owned(), Kind::Flag, with(&|s| s.options.backends.all_reduce = library));
             }
+        }
+        if base.engine == Engine::Native && base.options.backends.all_reduce == Library::OneShot {
+            let (name, flag) = match base.fuse_allreduce {
+                true => ("Norms apart from sums", "--fuse-allreduce off"),
+                false => ("Norms fused with sums", "--fuse-allreduce on"),
+            };
+            ask(name, flag.to_owned(), Kind::Flag, with(&|s| s.fuse_allreduce = !s.fuse_allreduce));
         }
         let peers = !base.peer_access();
         let name = if peers { "Peer access" } else { "Without peer access" };

@@ -255,7 +255,7 @@ impl Point {
                 a.batch,
                 a.graphs.map(word),
                 // Our kernel fuses sums with norms.
-                (a.allreduce == Some(AllReduceKind::OneShot), a.spec.map(|s| s.to_string())),
+                (a.allreduce == Some(AllReduceKind::OneShot), a.fuse_allreduce.map(word), a.spec.map(|s| s.to_string())),
             )
         };
         key(self) == key(other)

@@ -73,7 +73,7 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "N", requires = "trace", value_parser = clap::value_parser!(u32).range(1..))]
     steps: Option<u32>,
     /// A trace of what was predicted, instead of predicting it now
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["machine", "routing", "p2p", "allreduce"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["machine", "routing", "p2p", "allreduce", "fuse_allreduce"])]
     predicted: Option<PathBuf>,
     /// Commands to list, worst first
     #[arg(long, value_name = "N", default_value_t = 15)]
@@ -231,6 +231,7 @@ impl Again<'_> {
             graphs: Some(if self.captured { Switch::On } else { Switch::Off }),
             p2p,
             allreduce: Some(self.args.deployment.allreduce.unwrap_or(as_measured)),
+            fuse_allreduce: self.args.deployment.fuse_allreduce.or((c.fuse_allreduce == "off").then_some(Switch::Off)),
             routing: self.args.deployment.routing.clone(),
             kernels: self.args.deployment.kernels.clone(),
             seed: c.seed,

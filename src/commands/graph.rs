@@ -1,6 +1,6 @@
 //! `moetwin graph`.
 
-use crate::args::DeploymentArgs;
+use crate::args::{AllReduceKind, DeploymentArgs};
 use crate::error::{Failure, InputError, Outcome};
 use crate::output::{self, NewFile};
 use crate::scenario::Scenario;
@@ -95,6 +95,7 @@ fn without_effect(args: &DeploymentArgs, scenario: &Scenario) -> Vec<&'static st
         ("--graphs", args.graphs.is_some()),
         ("--p2p", args.p2p.is_some()),
         ("--allreduce", args.allreduce.is_some() && !scenario.fuses_sums()),
+        ("--fuse-allreduce", args.fuse_allreduce.is_some() && args.allreduce != Some(AllReduceKind::OneShot)),
         ("--nccl-graph", args.nccl_graph.is_some()),
         ("--routing", args.routing.is_some()),
         ("--kernels", args.kernels.is_some()),
