@@ -300,20 +300,83 @@ fn provenance(prediction: &Prediction) -> Provenance {
 
 #[cfg(test)]
 mod tests {
+    use super::super::transport::NormAfter;
     use super::*;
     use crate::cost::OwnKernels;
     use crate::time::Time;
 
     fn all_reduce(machine: &Machine, arrivals_us: &[u64], bytes: u64) -> (Vec<u64>, Provenance) {
-        let backends = Backends { all_reduce: Library::Nccl, all_to_all: AllToAll::None, nccl_graph: GraphMode::Detected };
+        let (found, known, _) = reduce(machine, Library::Nccl, arrivals_us, bytes, None);
+        (found, known)
+    }
+
+    fn reduce(
+        machine: &Machine,
+        library: Library,
+        arrivals_us: &[u64],
+        bytes: u64,
+        norm: Option<NormAfter>,
+    ) -> (Vec<u64>, Provenance, String) {
+        let backends = Backends { all_reduce: library, all_to_all: AllToAll::None, nccl_graph: GraphMode::Detected };
         let (faster, mut memory) = (faster_links(machine), SimMemory::default());
         memory.turn_to(machine);
         let mut transport = MachineTransport::new(machine, &faster, backends, &mut memory);
         let gpus: Vec<usize> = (0..arrivals_us.len()).collect();
         let arrivals: Vec<Time> = arrivals_us.iter().map(|us| Time::ZERO + Duration::from_us(*us)).collect();
         let op = Op::AllReduce { axis: moetwin_models::Axis::Tp };
-        let found = transport.carry(&Exchange { op: &op, gpus: &gpus, arrivals: &arrivals, message_bytes: bytes, norm: None }).unwrap();
-        (found.ends.iter().map(|e| e.since(Time::ZERO).as_ps()).collect(), found.provenance)
+        let found = transport.carry(&Exchange { op: &op, gpus: &gpus, arrivals: &arrivals, message_bytes: bytes, norm }).unwrap();
+        (found.ends.iter().map(|e| e.since(Time::ZERO).as_ps()).collect(), found.provenance, found.how)
+    }
+
+    #[test]
+    fn a_norm_adds_its_bytes_where_it_is_fused_and_a_kernel_elsewhere() {
+        let machine = crate::machine::find("8x-h200-sxm").unwrap();
+        let norm = Some(NormAfter { apart: Duration::from_us(3), fused: Duration::from_us(1) });
+        for (library, added, how) in
+            [(Library::OneShot, 1, "norm fused"), (Library::Nccl, 3, "norm apart"), (Library::Sglang, 3, "norm apart")]
+        {
+            for arrivals in [[0, 0], [0, 40]] {
+                let (alone, with) =
+                    (reduce(&machine, library, &arrivals, 14_336, None), reduce(&machine, library, &arrivals, 14_336, norm));
+                assert!(with.2.ends_with(how) && !alone.2.contains("norm"), "{library:?}: {}", with.2);
+                assert!(
+                    alone.0.iter().zip(&with.0).all(|(a, b)| b - a == Duration::from_us(added).as_ps()),
+                    "{library:?}: {alone:?} {with:?}"
+                );
+            }
+        }
+        // Beyond what one shot is worth the norm is apart again.
+        let large = reduce(&machine, Library::OneShot, &[0; 8], 64 << 20, norm);
+        assert!(large.2.ends_with("norm apart"), "{}", large.2);
+    }
+
+    #[test]
+    fn what_was_measured_of_a_sum_with_its_norm_is_what_both_take() {
+        let plain = crate::machine::find("8x-h200-sxm").unwrap();
+        let row = |bytes, time_us: u64, normed| OwnExchange {
+            op: CollectiveOp::AllReduce,
+            library: Library::OneShot,
+            ranks: 2,
+            peer_access: true,
+            bytes,
+            normed,
+            time_ps: Duration::from_us(time_us).as_ps(),
+        };
+        let exchanges = vec![row(1 << 14, 6, false), row(1 << 14, 5, true), row(1 << 18, 9, true)];
+        let machine = Machine { kernels: Some(OwnKernels { exchanges, ..OwnKernels::default() }), ..plain };
+        let norm = |bytes: u64| Some(NormAfter { apart: Duration::from_us(3), fused: Duration::from_ps(bytes * 10) });
+        let last = |bytes, norm, arrivals: [u64; 2]| {
+            let (ends, known, _) = reduce(&machine, Library::OneShot, &arrivals, bytes, norm);
+            (ends.into_iter().max().unwrap() as f64 / 1e6, known)
+        };
+        let close = |(us, known): (f64, Provenance), wanted: f64, as_known| (us - wanted).abs() < 0.02 && known == as_known;
+        assert!(close(last(1 << 14, None, [0, 0]), 6.0, Provenance::Measured));
+        assert!(close(last(1 << 14, norm(1 << 14), [0, 0]), 5.0, Provenance::Measured));
+        assert!(close(last(1 << 18, norm(1 << 18), [0, 0]), 9.0, Provenance::Measured));
+        // Who waits for the last to come waits as long.
+        assert!(close(last(1 << 14, norm(1 << 14), [0, 30]), 35.0, Provenance::Measured));
+        let (between, known) = last(1 << 16, norm(1 << 16), [0, 0]);
+        assert!(between > 5.0 && between < 9.0 && known == Provenance::Interpolated, "{between}");
     }
 
     #[test]
