@@ -392,7 +392,11 @@ mod tests {
         let sums: Vec<&OwnExchange> = found.rows.iter().filter(|r| r.op == CollectiveOp::AllReduce).collect();
         let nccl: Vec<&&OwnExchange> = sums.iter().filter(|r| r.library == Library::Nccl).collect();
         assert!(!nccl.is_empty() && nccl.iter().all(|r| r.ranks == 2 && r.time_ps.abs_diff(EXCHANGE_PS) < EXCHANGE_PS / 10), "{sums:?}");
-        assert!(sums.iter().any(|r| r.library == Library::OneShot));
+        // The embedding's sum alone, the layers' with their norms.
+        for normed in [false, true] {
+            assert!(sums.iter().any(|r| r.library == Library::OneShot && r.normed == normed));
+        }
+        assert!(sums.iter().all(|r| r.library == Library::OneShot || !r.normed));
         assert!(found.rows.iter().any(|r| r.op == CollectiveOp::AllToAll));
         // In the machine an all-reduce of a step takes just that.
         let mut machine = machine::find("8x-h200-sxm").unwrap();
