@@ -161,6 +161,7 @@ fn a_container_has_the_gpus_that_it_is_given() {
         (Some(8), run("'\"device=0,1\"'", "")),
         (Some(8), run("2", "-e CUDA_VISIBLE_DEVICES=0,1,2,3")),
         (Some(8), run("all", "-e CUDA_VISIBLE_DEVICES=0,1")),
+        (Some(8), run("all", "-e NVIDIA_VISIBLE_DEVICES=0,1").replace("--gpus all", "--runtime nvidia")),
     ] {
         let answer = verdict::check(&vllm(machine, &command)).unwrap();
         assert_eq!(answer.invariant, "enough_gpus", "{command}");
@@ -174,6 +175,26 @@ fn a_container_has_the_gpus_that_it_is_given() {
     ] {
         assert_eq!(verdict::check(&vllm(machine, &command)).unwrap().starts, Starts::Yes, "{command}");
     }
+}
+
+#[test]
+fn a_context_of_nothing_holds_no_request() {
+    for (engine, start) in [
+        (Engine::Sglang, "sglang serve --model-path Qwen/Qwen3-30B-A3B --tp 4 --context-length"),
+        (Engine::Vllm, "vllm serve Qwen/Qwen3-30B-A3B -tp 4 --max-model-len"),
+    ] {
+        let ask = |length: &str| {
+            let question = Question { engine, version: Version::newest(engine), ..vllm(Some(8), &format!("{start} {length}")) };
+            verdict::check(&question).unwrap()
+        };
+        let none = ask("0");
+        assert_eq!(none.starts, Starts::No, "{}", none.message);
+        assert!(none.fixes.iter().any(|fix| fix.verified && fix.then == Some(Starts::Yes)), "{:?}", none.fixes);
+        assert_eq!(ask("4096").starts, Starts::Yes);
+    }
+    let sglang = vllm(Some(8), "sglang serve --model-path Qwen/Qwen3-30B-A3B --tp 4 --context-length -1");
+    let answer = verdict::check(&Question { engine: Engine::Sglang, version: Version::newest(Engine::Sglang), ..sglang }).unwrap();
+    assert_eq!((answer.starts, answer.invariant.as_str()), (Starts::No, "context_holds_a_request"), "{}", answer.message);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Commands inside Compose files and pod manifests: `image:`, `environment:`, `command:`, `args:`.
 
+use super::container;
 use super::words::{Unclosed, Word, split};
 use std::ops::Range;
 
@@ -14,6 +15,7 @@ pub(super) fn words(text: &str) -> Result<Option<Vec<Word>>, Unclosed> {
         return Ok(None);
     }
     let mut out = Manifest::default();
+    let mut reserves = false;
     for (i, line) in lines.iter().enumerate() {
         if let Some(n) = line.text.strip_prefix("nvidia.com/gpu:") {
             out.gpus = bare(n).parse().ok().or(out.gpus);
@@ -21,6 +23,7 @@ pub(super) fn words(text: &str) -> Result<Option<Vec<Word>>, Unclosed> {
         let Some((key, value)) = key(line.text) else { continue };
         let value_at = line.at + line.text.len() - value.len();
         let here = Block { text, lines: &lines[i + 1..], indent: line.indent };
+        reserves |= matches!(key, "devices" | "gpus");
         match key {
             // One of several services of a file may reserve GPUs; the server does.
             "devices" => out.gpus = here.reserved().or(out.gpus),
@@ -33,6 +36,9 @@ pub(super) fn words(text: &str) -> Result<Option<Vec<Word>>, Unclosed> {
         }
     }
     let Manifest { variables, image, entry, command, gpus } = out;
+    let visible = |word: &Word| word.text.strip_prefix(container::VISIBLE)?.strip_prefix('=').and_then(container::visible);
+    // What is reserved outranks the variable of NVIDIA's runtime.
+    let gpus = gpus.or_else(|| variables.iter().rev().find_map(visible).filter(|_| !reserves));
     // As `docker run` would have it.
     let gpus = gpus.map(|n| Word { text: format!("--gpus={n}"), span: 0..0, quoted: false });
     Ok(Some([gpus.into_iter().collect(), variables, image, entry, command].concat()))
@@ -284,6 +290,10 @@ mod tests {
         );
         assert_eq!(of("            - driver: nvidia\n              count: all\n              capabilities: [gpu]\n"), None);
         assert_eq!(of("            - driver: tpu\n              count: 2\n"), None);
+        let runtime = "services:\n  llm:\n    image: vllm/vllm-openai:v0.11.0\n    runtime: nvidia\n    environment:\n      NVIDIA_VISIBLE_DEVICES: \"1,3\"\n    command: --model m\n";
+        assert_eq!(texts(runtime)[0], "--gpus=2");
+        let all = runtime.replace("    runtime: nvidia\n", "    gpus: all\n");
+        assert!(!texts(&all)[0].starts_with("--gpus"), "{:?}", texts(&all));
         let pod =
             "containers:\n- image: vllm/vllm-openai:v0.11.0\n  args: [\"m\"]\n  resources:\n    limits:\n      nvidia.com/gpu: \"2\"\n";
         assert_eq!(texts(pod)[0], "--gpus=2");

@@ -429,6 +429,28 @@ mod tests {
     }
 
     #[test]
+    fn commands_for_another_host_or_window_are_read() {
+        for text in [
+            "ssh gpu1 vllm serve m -tp 2",
+            "ssh gpu1 \"vllm serve m -tp 2\"",
+            "ssh -p 22 me@gpu1 'cd /x && A=1 vllm serve m -tp 2' 2>&1 | tee log",
+            "sshpass -p x /usr/bin/ssh -t gpu1 \"source v/bin/activate; vllm serve m -tp 2\"",
+            "tmux new-session -d -s llm 'vllm serve m -tp 2'",
+            "tmux send-keys -t llm \"vllm serve m -tp 2\" Enter",
+            "eval \"vllm serve m -tp 2\"",
+        ] {
+            let c = of(text);
+            assert_eq!((c.model.as_deref(), c.value("--tensor-parallel-size")), (Some("m"), Some("2")), "{text}");
+            assert!(c.stray.is_empty(), "{text}: {:?}", c.stray);
+            assert_eq!(&text[c.given[0].span.clone()], "-tp 2", "{text}");
+        }
+        // A container takes a quoted line for the name of a program, and what was said of another statement is over.
+        for text in ["docker run image 'vllm serve m'", "ssh gpu1 nvidia-smi; echo 'vllm serve m'"] {
+            assert_eq!(engine_of(text), None, "{text}");
+        }
+    }
+
+    #[test]
     fn variables_of_the_shell_are_put_in() {
         let c = of("MODEL=org/m\nTP=8\nvllm serve $MODEL -tp ${TP} --max-model-len ${LEN:-4096} --port $PORT");
         assert_eq!((c.model.as_deref(), c.value("--tensor-parallel-size")), (Some("org/m"), Some("8")));

@@ -16,13 +16,26 @@ pub(super) fn words(text: &str) -> Result<Vec<Word>, Unclosed> {
     let mut out: Vec<Word> = Vec::with_capacity(words.len());
     for word in words {
         let script = out.last().is_some_and(|before| matches!(before.text.as_str(), "-c" | "-lc" | "-ic" | "-ec"));
-        if script && word.text.contains(char::is_whitespace) {
+        let passed_on = shell_behind(&out).filter(|_| word.quoted);
+        if (script || passed_on.is_some()) && word.text.contains(char::is_whitespace) {
             out.extend(inside(text, &word)?);
+            // What follows the line that tmux is to type are keys, or a line of its own.
+            if passed_on == Some("tmux") {
+                out.push(Word { text: ";".to_owned(), span: word.span.end..word.span.end, quoted: false });
+            }
         } else {
             out.push(word);
         }
     }
     Ok(out)
+}
+
+/// The program of the statement at the end of `front` that has a shell read its quoted words: ssh and pdsh on another host, tmux in a window, eval.
+fn shell_behind(front: &[Word]) -> Option<&'static str> {
+    let statement = front.iter().rev().take_while(|word| word.quoted || !super::ends_command(&word.text));
+    let name = |word: &Word| word.text.rsplit('/').next().map(str::to_owned).unwrap_or_default();
+    let names: Vec<String> = statement.filter(|word| !word.quoted).map(name).collect();
+    ["ssh", "pdsh", "tmux", "eval"].into_iter().find(|known| names.iter().any(|name| name == known))
 }
 
 /// The words of a quoted script. Spans point into the paste where the script stands there as it is, else at all of it.

@@ -267,6 +267,13 @@ fn size(given: &Given, flag: &Flag, value: &str) -> Option<Finding> {
         let says = format!("pydantic: Input should be greater than or equal to {least}");
         return Some(finding.because(says).fix(Fix::remove(&given.written)));
     }
+    // It is given to the model as it is (`_derive_context_length`), and the worker asserts `context_len - 1 > 0` once the pool is there.
+    if flag.name == "--context-length" && n < 2.0 {
+        let message = format!("{} {value} leaves no room for a request: it needs a token of the prompt and one to generate", given.written);
+        let finding = Finding::fails(Phase::KvAlloc, Kind::FlagConflict, "context_holds_a_request", message).argument(&given.written);
+        let says = "AssertionError: Memory pool size is too small";
+        return Some(finding.because(says).source("SGLang managers/tp_worker.py: max_req_len > 0").fix(Fix::remove(&given.written)));
+    }
     // -1 asks for the longest context that fits; a context of nothing holds no request.
     let length = flag.name == "--max-model-len" && n == 0.0;
     if n >= 1.0 || !length && !COUNTS.contains(&flag.name) {
