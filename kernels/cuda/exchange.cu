@@ -1,6 +1,7 @@
 // Exchanges between ranks: the one-shot all-reduce over peer memory, the same with the norm behind it, rows packed for fixed-capacity buffers of experts and unpacked, and columns
 // and sums that NCCL's collectives leave to us. What a captured graph needs lies in device memory: epochs, counts, faults. Every wait has a bound.
 #include "norm.cuh"
+#include "shape.cuh"
 
 constexpr int MAX_RANKS = 8;
 
@@ -140,20 +141,39 @@ __device__ __forceinline__ void add_to(float (&sum)[8], uint4 data) {
     for (int j = 0; j < 8; ++j) sum[j] += v[j];
 }
 
+// The sum over the `PARTS` blocks of a cluster, in the order in which one block of all their threads adds (`block_sum`).
+template <int PARTS> __device__ __forceinline__ float row_sum(float v) {
+    if (PARTS == 1) return block_sum(v);
+    __shared__ float partial[WARP];
+    v = warp_sum(v);
+    const int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    if (lane == 0) partial[threadIdx.x / WARP] = v;
+    cluster_barrier();
+    float other = 0.f;
+    if (lane < PARTS * warps) {
+        u32 remote;
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"((u32)__cvta_generic_to_shared(partial + lane % warps)), "r"(lane / warps));
+        asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(other) : "r"(remote));
+    }
+    return warp_sum(other);
+}
+
 // sum = the sum over ranks as above, rounded, plus the residual; y = rmsnorm(sum) * w: what all_reduce_one_shot and add_rms_norm compute, bit for
-// bit, so the block is as large as that of the latter. A block a row. Every rank sends its row to all others as packets. The halves take turns and
-// the epoch counts as above: nobody sends in call e + 2 before it has had everybody's packets of e + 1, which its peers send after call e. `capacity` are
-// elements of one rank's packets in a half. Dynamic shared memory: `n` floats.
-extern "C" __global__ void __launch_bounds__(1024) all_reduce_add_rms_norm(const bf16* in, const bf16* residual, const bf16* weight, bf16* y, bf16* sum, const Peers* peers,
-                                                                           Control* control, const u32* stop, Fault* fault, int command, int rank, int ranks, int n, float eps,
-                                                                           u64 capacity, u64 bound) {
+// bit, so the blocks of a row have as many threads together as the block of the latter, and a thread adds the same squares. Every rank sends its row to all
+// others as packets. The halves take turns and the epoch counts as above: nobody sends in call e + 2 before it has had everybody's packets of e + 1, which
+// its peers send after call e. `capacity` are elements of one rank's packets in a half. Dynamic shared memory: what a thread keeps of the row, as f32.
+template <int PARTS>
+__device__ __forceinline__ void sum_and_norm(const bf16* in, const bf16* residual, const bf16* weight, bf16* y, bf16* sum, const Peers* peers, Control* control,
+                                             const u32* stop, Fault* fault, int command, int rank, int ranks, int n, float eps, u64 capacity, u64 bound) {
+    extern __shared__ float kept[];
+    const int part = blockIdx.x % PARTS, from = (part * blockDim.x + threadIdx.x) * 8, step = PARTS * blockDim.x * 8;
     admit_next();
-    for (int i = threadIdx.x * 64; i < n; i += blockDim.x * 64) asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + i));
+    if (threadIdx.x % 8 == 0)
+        for (int i = from; i < n; i += step) asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + i));
     await_previous();
-    extern __shared__ float row[];
     const u32 epoch = *(volatile u32*)&control->epoch + 1;
-    const u64 start = (u64)blockIdx.x * n, stride = capacity / 2, half = (epoch & 1) * ranks * stride;
-    for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
+    const u64 start = (u64)(blockIdx.x / PARTS) * n, stride = capacity / 2, half = (epoch & 1) * ranks * stride;
+    for (int i = from; i < n; i += step) {
         const uint4 own = *reinterpret_cast<const uint4*>(in + start + i);
         for (int r = 1; r < ranks; ++r) {
             const int peer = rank + r < ranks ? rank + r : rank + r - ranks;
@@ -162,7 +182,8 @@ extern "C" __global__ void __launch_bounds__(1024) all_reduce_add_rms_norm(const
     }
     const u64* packets = peers->packets[rank] + half;
     float square = 0.f;
-    for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
+    float* own = kept + threadIdx.x * 8;
+    for (int i = from; i < n; i += step, own += blockDim.x * 8) {
         const uint4 before = *reinterpret_cast<const uint4*>(residual + start + i);
         float total[8] = {}, b[8];
         for (int first = 0; first < ranks; first += TOGETHER) {
@@ -175,13 +196,27 @@ extern "C" __global__ void __launch_bounds__(1024) all_reduce_add_rms_norm(const
 #pragma unroll
         for (int j = 0; j < 8; ++j) total[j] = f32(to_bf16(total[j]));
         unpack8(before, b);
-        add_to_row(total, b, row + i, sum + start + i, square);
+        add_to_row(total, b, own, sum + start + i, square);
     }
-    __syncthreads();
-    norm_row(row, square, weight, y + start, n, eps);
+    const float scale = rsqrtf(row_sum<PARTS>(square) / n + eps);
+    own = kept + threadIdx.x * 8;
+    for (int i = from; i < n; i += step, own += blockDim.x * 8) norm8(own, scale, weight + i, y + start + i);
+    // Nobody's shared memory goes while others read it.
+    if (PARTS > 1) cluster_barrier();
+    else __syncthreads();
     // Every block has read the epoch before it is counted here, so the last one may move it on.
     if (threadIdx.x == 0 && atomicAdd(&control->done, 1u) == gridDim.x - 1) control->done = 0, control->epoch = epoch;
 }
+
+// A row of 7168 sent and received by one multiprocessor takes 3 us longer than one of 2048, so four share a wide row.
+#define SUM_AND_NORM(name, parts, attributes)                                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(256) attributes name(const bf16* in, const bf16* residual, const bf16* weight, bf16* y, bf16* sum, const Peers* peers,  \
+                                                                      Control* control, const u32* stop, Fault* fault, int command, int rank, int ranks, int n,       \
+                                                                      float eps, u64 capacity, u64 bound) {                                                          \
+        sum_and_norm<parts>(in, residual, weight, y, sum, peers, control, stop, fault, command, rank, ranks, n, eps, capacity, bound);                                \
+    }
+SUM_AND_NORM(all_reduce_add_rms_norm, 1, )
+SUM_AND_NORM(all_reduce_add_rms_norm_wide, 4, __cluster_dims__(4, 1, 1))
 
 // Which rows go to which rank. Block `d` lists the rows, ascending, that chose an expert of rank `d`: `rows` [ranks][capacity], -1 behind them;
 // and for every row its slot there, `slots` [ranks][T], -1 where it does not go. Experts `bounds[d] .. bounds[d + 1]` are rank d's.

@@ -2,6 +2,15 @@
 #pragma once
 #include "common.cuh"
 
+// Eight elements of a row that was scaled to a mean square of one, times the weight's.
+__device__ __forceinline__ void norm8(const float* row, float scale, const bf16* weight, bf16* out) {
+    float w[8], v[8];
+    load8(weight, w);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = f32(to_bf16(row[j] * scale)) * w[j];
+    store8(out, v);
+}
+
 // y = rmsnorm(row) * w, `row` in shared memory; `square` is this thread's share of the squares.
 __device__ __forceinline__ void norm_row(const float* row, float square, const bf16* weight, bf16* out, int n, float eps) {
     const float scale = rsqrtf(block_sum(square) / n + eps);
@@ -9,13 +18,7 @@ __device__ __forceinline__ void norm_row(const float* row, float square, const b
         for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = to_bf16(f32(to_bf16(row[i] * scale)) * f32(weight[i]));
         return;
     }
-    for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
-        float w[8], v[8];
-        load8(weight + i, w);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = f32(to_bf16(row[i + j] * scale)) * w[j];
-        store8(out + i, v);
-    }
+    for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) norm8(row + i, scale, weight + i, out + i);
 }
 
 // Eight elements of sum = a + b, rounded, which are also kept in `row`, with their squares.

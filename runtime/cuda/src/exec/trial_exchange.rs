@@ -188,8 +188,12 @@ impl Ranks {
             rank.gpu.launch(0, one, cells)?;
         }
         self.ranks.iter_mut().try_for_each(|r| r.gpu.synchronize(DEADLINE))?;
-        for (rank, (from, scratch, others, _, apart, ..)) in self.ranks.iter_mut().zip(&ready) {
+        for (rank, (from, scratch, ..)) in self.ranks.iter_mut().zip(&ready) {
             launch_sum(&mut rank.gpu, &rank.window, *from, *scratch, rows * n, rank.fault, DEADLINE)?;
+        }
+        // Norms apart from the sums: their blocks take their places ahead of time, and peers' sums need them.
+        self.ranks.iter_mut().try_for_each(|r| r.gpu.synchronize(DEADLINE))?;
+        for (rank, (_, scratch, others, _, apart, ..)) in self.ranks.iter_mut().zip(&ready) {
             let (launch, cells) = norm_launch(rows, n, eps, *scratch, *others, *apart)?;
             rank.gpu.launch(0, &launch, &cells)?;
         }

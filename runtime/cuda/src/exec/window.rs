@@ -3,7 +3,8 @@
 use super::exchange::{Part, kernel};
 use super::gpu::{Address, Call, Element, GpuError};
 use moetwin_kernels::launch::one_shot::{
-    ARRIVED_AT, AT_ONCE, MOST_BLOCKS, MOST_RANKS, STAGED_AT, fuses, half_elements, one_shot_bytes, packet_elements, packets_at,
+    ARRIVED_AT, AT_ONCE, FUSED_BLOCK, MOST_BLOCKS, MOST_RANKS, STAGED_AT, WIDE_PARTS, fuses, half_elements, one_shot_bytes,
+    packet_elements, packets_at,
 };
 use moetwin_kernels::launch::{Arg, Launch};
 use std::time::Duration;
@@ -74,7 +75,7 @@ impl Window {
         Ok(Some(Part::Meet(launch, cells)))
     }
     /// The kernel that carries out a sum and the norm behind it, where it can. The norm is what would else be launched: `add_rms_norm` of the
-    /// sum, a residual and a weight, whose blocks are as large so that both give the same bits.
+    /// sum, a residual and a weight; the blocks of a row have as many threads as its block, so that both give the same bits.
     pub(crate) fn one_shot_normed(
         &self,
         sum: (Element, &[Call]),
@@ -84,9 +85,7 @@ impl Window {
         bound: Duration,
     ) -> Result<Option<Part>, GpuError> {
         let (Element::Bf16, &[Call::AllReduce { from, to, count }]) = sum else { return Ok(None) };
-        let (Launch { kernel: "add_rms_norm", grid: (rows, 1, 1), block, shared_bytes, .. }, &[delta, residual, weight, y, kept, n, eps]) =
-            norm
-        else {
+        let (Launch { kernel: "add_rms_norm", grid: (rows, 1, 1), block, .. }, &[delta, residual, weight, y, kept, n, eps]) = norm else {
             return Ok(None);
         };
         let (rows, aligned) = (u64::from(*rows), [from, residual, weight, y, kept].iter().all(|a| a.is_multiple_of(16)));
@@ -98,8 +97,15 @@ impl Window {
         args.extend(self.meeting(fault, command));
         let capacity = packet_elements(self.members as usize);
         args.extend([(Arg::I32(0), n), (Arg::F32(0.0), eps), (Arg::U64(0), capacity), (Arg::U64(0), nanoseconds(bound))]);
-        let (launch, cells) = kernel("all_reduce_add_rms_norm", [rows, 1], *block, args)?;
-        Ok(Some(Part::Meet(Launch { shared_bytes: *shared_bytes, ..launch }, cells)))
+        let (name, parts) = match *block {
+            FUSED_BLOCK => ("all_reduce_add_rms_norm", 1),
+            wide if wide == WIDE_PARTS * FUSED_BLOCK => ("all_reduce_add_rms_norm_wide", WIDE_PARTS),
+            _ => return Ok(None),
+        };
+        let (launch, cells) = kernel(name, [rows * u64::from(parts), 1], FUSED_BLOCK, args)?;
+        // What the threads of a block keep, eight elements each at a time.
+        let rounds = n.div_ceil(AT_ONCE * u64::from(*block)) as u32;
+        Ok(Some(Part::Meet(Launch { shared_bytes: rounds * FUSED_BLOCK * AT_ONCE as u32 * 4, ..launch }, cells)))
     }
     /// What a kernel needs to meet its twins.
     fn meeting(&self, fault: Address, command: u32) -> [(Arg, u64); 7] {
@@ -162,8 +168,9 @@ mod tests {
             window.one_shot_normed((Element::Bf16, sum), (&launch, &cells), 64, 7, Duration::from_secs(1)).unwrap()
         };
         let Some(Part::Meet(launch, cells)) = takes(&sum(1 << 16), norm("add_rms_norm", n)) else { panic!("three rows") };
-        assert_eq!((launch.kernel, launch.grid, launch.block), ("all_reduce_add_rms_norm", (3, 1, 1), 1024));
-        assert_eq!((launch.shared_bytes, cells.len()), (4 * 7168, launch.args.len()));
+        assert_eq!((launch.kernel, launch.grid, launch.block), ("all_reduce_add_rms_norm_wide", (12, 1, 1), 256));
+        // A thread of the four blocks keeps eight elements of the row.
+        assert_eq!((launch.shared_bytes, cells.len()), (4 * 8 * 256, launch.args.len()));
         assert_eq!(cells[..5], [4096, 1 << 17, 1 << 18, 1 << 19, 1 << 20]);
         assert_eq!(cells[5..15], [2 << 20, 1 << 20, 96, 64, 7, 1, 4, 7168, u64::from(1e-6f32.to_bits()), packet_elements(4)]);
         // A norm of something else, another kernel, rows that do not add up, more than fits.
