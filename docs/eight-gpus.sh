@@ -31,9 +31,6 @@ if [ "$gpus" -lt 2 ]; then
 fi
 memory_mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | sort -n | head -1)
 case $gpus in [23]) layers=8 ;; [4-7]) layers=30 ;; *) layers=61 ;; esac
-# A layer of experts is 9.5 GB in INT4 (384 of 3 x 7168 x 2048 and their scales).
-most=$((gpus * memory_mib * 3 / 4 / 9060))
-layers=${LAYERS:-$((layers < most ? layers : most))}
 table=$out/table.txt before=$out/predictions.txt failed=$out/failed.txt
 : > "$failed"
 
@@ -43,6 +40,24 @@ step() { # NAME LIMIT COMMAND...: standard output to OUT/NAME.txt, the rest to O
     echo "[$SECONDS s] $name" >&2
     timeout -k 5 "$limit" "$@" > "$out/$name.txt" 2> "$out/$name.log" || { echo "$name: exit $?, see $name.log" | tee -a "$failed" >&2; return 1; }
 }
+
+# What a layer of experts takes is what three layers take more than two (the first is dense), by the ledger of one rank that holds all of them.
+weighed() { step "weighs-$1" 60 "$moetwin" sim --json --machine 8x-h200-sxm --model "$model" --tp 1 --layers "$1"; }
+if [ -z "${LAYERS:-}" ]; then
+    weighed 2 && weighed 3 || exit 3
+    most=$(python3 - "$out" "$gpus" "$memory_mib" << 'PY'
+import json, os, sys
+out, gpus, memory_mib = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+def held(layers):
+    ranks = json.load(open(os.path.join(out, f"weighs-{layers}.txt")))["memory"]["per_rank"]
+    return next(rank["total_gib"] for rank in ranks if rank["phase"] == "kv_alloc")
+room = gpus * memory_mib / 1024 * 3 / 4
+print(max(1, int(2 + (room - held(2)) / (held(3) - held(2)))))
+PY
+    ) || exit 3
+    layers=$((layers < most ? layers : most))
+fi
+layers=${LAYERS:-$layers}
 
 # NAME|environment|flags that sim, run and compare share|flags of run alone
 cases=()

@@ -2,6 +2,7 @@
 
 use crate::error::{Failure, InputError};
 use crate::kernel_folder::KernelFolder;
+use crate::values::{real, whole};
 use clap::{Args, ValueEnum};
 use moetwin::models::{AllToAll, DType, Deployment, ModelSpec, Phase, Step};
 use std::fmt;
@@ -59,10 +60,10 @@ machine, or as many as the model can be cut over; 1 for `run`]")]
     pub(crate) replicas: Option<u32>,
 
     /// Sequences in the step
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536), help_heading = "Step")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=65_536), help_heading = "Step")]
     pub(crate) batch: Option<u32>,
     /// Tokens of history per sequence (prefill: tokens of the prompt)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=16_777_216), help_heading = "Step", long_help = "\
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(0..=16_777_216), help_heading = "Step", long_help = "\
 Tokens of history per sequence; with `--phase prefill` the tokens of the prompt [default: 1024, or fewer where the model has fewer positions]")]
     pub(crate) context: Option<u32>,
     /// What the step computes: decode, prefill or verify:N
@@ -95,6 +96,7 @@ N + 1 tokens [default: none]"
         long,
         value_name = "P,P,..",
         value_delimiter = ',',
+        value_parser = probability(),
         help_heading = "Step",
         allow_hyphen_values = true,
         long_help = "\
@@ -168,7 +170,7 @@ h200_sxm__vllm-0.24.0__gemm.csv). Its Parquet files are passed over; pandas turn
     pub(crate) nccl_graph: Option<NcclGraph>,
 
     /// Seed of everything random
-    #[arg(long, value_name = "N", default_value_t = 0, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u64>(0..=u64::MAX), allow_hyphen_values = true)]
     pub(crate) seed: u64,
     /// Print one JSON object instead of text
     #[arg(long)]
@@ -222,8 +224,12 @@ fn phase_word(phase: Phase) -> String {
 }
 
 /// Rank counts: at least 1, and small enough that products of them stay meaningful.
-fn ranks() -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(1..=4096)
+fn ranks() -> impl Fn(&str) -> Result<u32, String> + Clone + Send + Sync + 'static {
+    whole::<u32>(1..=4096)
+}
+
+fn probability() -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync + 'static {
+    real("probabilities from 0 to 1 with commas between", |p| (0.0..=1.0).contains(&p))
 }
 
 /// A value as the command line takes it.
@@ -344,9 +350,9 @@ impl FromStr for Routing {
             _ if text == "shakespeare" => Ok(Routing::Shakespeare),
             Some(("zipf", s)) => match s.parse::<f64>() {
                 Ok(s) if s.is_finite() && (0.0..=10.0).contains(&s) => Ok(Routing::Zipf(s)),
-                _ => Err("zipf takes an exponent from 0 to 10, as in zipf:1.2".to_owned()),
+                _ => Err("no such exponent\n  accepted: zipf:S with S from 0 to 10, as in zipf:1.2".to_owned()),
             },
-            _ if text == "zipf" => Err("zipf takes an exponent, as in zipf:1.2".to_owned()),
+            _ if text == "zipf" => Err("zipf has an exponent\n  accepted: zipf:S with S from 0 to 10, as in zipf:1.2".to_owned()),
             _ => Ok(Routing::File(PathBuf::from(text))),
         }
     }
@@ -381,7 +387,7 @@ impl FromStr for Speculation {
             None if text == "none" => Ok(Speculation::None),
             Some(("eagle3", Some(n))) => Ok(Speculation::Eagle3(n)),
             Some(("mtp", Some(n))) => Ok(Speculation::Mtp(n)),
-            _ => Err("accepted: none, eagle3:N, mtp:N with N from 1 to 64".to_owned()),
+            _ => Err("no such drafting\n  accepted: none, eagle3:N, mtp:N with N from 1 to 64".to_owned()),
         }
     }
 }
@@ -392,9 +398,10 @@ fn parse_phase(text: &str) -> Result<Phase, String> {
         None if text == "prefill" => Ok(Phase::Prefill),
         Some(("verify", n)) => match n.parse::<u32>() {
             Ok(n @ 1..=1024) => Ok(Phase::Verify(n)),
-            _ => Err("verify takes the tokens checked per sequence, 1 to 1024, as in verify:3".to_owned()),
+            _ => Err("no such number of tokens\n  accepted: verify:N with N from 1 to 1024 tokens checked per sequence, as in verify:3"
+                .to_owned()),
         },
-        _ => Err("accepted: decode, prefill, verify:N".to_owned()),
+        _ => Err("no such phase\n  accepted: decode, prefill, verify:N".to_owned()),
     }
 }
 

@@ -10,7 +10,7 @@ pub(crate) use joins::{Forked, joins};
 use tune::tuned;
 
 use crate::child;
-use crate::error::{Failure, InputError};
+use crate::error::Failure;
 use crate::measurement::chosen;
 use crate::output;
 use crate::scenario::{plan_failure, verified, with_sums_fused};
@@ -66,7 +66,7 @@ impl std::str::FromStr for Split {
         let least = if experts { 2 } else { 1 };
         match number.parse() {
             Ok(ranks) if (least..=MOST_RANKS).contains(&ranks) => Ok(Self { ranks, experts }),
-            _ => Err(format!("a split is a number of ranks, 1 to {MOST_RANKS}, or ep2 to ep{MOST_RANKS}")),
+            _ => Err(format!("no such split\n  accepted: a number of ranks, 1 to {MOST_RANKS}, or ep2 to ep{MOST_RANKS}")),
         }
     }
 }
@@ -154,9 +154,9 @@ pub(crate) fn kernel_rows<H: Host>(
                 let key = executor.prepare(program.clone()).map_err(running)?;
                 // How many experts are hit decides what they take, and follows from more than how many tokens there are.
                 let choices = CHOICES[nth % CHOICES.len()];
-                let often = Repetitions { replays: 8, eager: 0, windows: 8, choices };
+                let often = Repetitions { replays: 8, eager: 0, windows: 12, choices };
                 let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
-                found.rows.extend(times.iter().flat_map(|t| rows_of(&program, t, points)));
+                found.rows.extend(times.iter().flat_map(|t| kernels_of(&program, t, points, false)));
                 if choices == Choices::Routed {
                     found.forked.extend(Forked::of(&program, &times, false));
                 }
@@ -184,8 +184,8 @@ fn step_program(spec: &ModelSpec, step: &Step, deployment: &Deployment, fuse_sum
     verified(with_sums_fused(graph, fuse_sums)?)
 }
 
-/// What a measured step says of the kernels in it: what each adds to the captured step on one stream.
-fn rows_of(program: &Program, times: &RankTimes, points: &Points) -> Vec<OwnRow> {
+/// What a measured step says of the kernels in it: what each adds to the captured step on one stream. `peers`: whether the other ranks ran too.
+fn kernels_of(program: &Program, times: &RankTimes, points: &Points, peers: bool) -> Vec<OwnRow> {
     let rank = RankId(times.rank);
     let commands = program.ranks.get(rank).map_or(&[][..], |rp| &rp.commands);
     let layers = chosen(program, std::slice::from_ref(times));
@@ -194,7 +194,8 @@ fn rows_of(program: &Program, times: &RankTimes, points: &Points) -> Vec<OwnRow>
     for (command, found) in commands.iter().zip(times.commands_ps()).filter(|(c, _)| c.action == Action::Compute) {
         let Some(time_ps) = found.map(|ps| ps.max(points.least_ps)) else { continue };
         let Ok(facts) = facts(&program.graph, command.id.node, rank, &routing) else { continue };
-        rows.extend(OwnWork::of(&program.graph, command.id.node, rank, &facts).map(|work| OwnRow { work, time_ps }));
+        let work = OwnWork::of(&program.graph, command.id.node, rank, &facts);
+        rows.extend(work.map(|work| OwnRow { work: OwnWork { peers, ..work }, time_ps }));
     }
     rows
 }
@@ -213,7 +214,7 @@ pub(crate) fn with_floors(mut machine: Machine, floors: &Floors, gpu: &str, sour
     machine.launch.graph_launch = time(floors.graph_launch_ps);
     let wanted = moetwin::sim::topology::gpu_by_words(gpu);
     for model in machine.models.iter_mut().filter(|m| Some(m.name.as_str()) == wanted) {
-        model.memory_reached_bytes_per_s = Some(Figure::measured((floors.copy_bytes_per_s as u64).max(1), source));
+        model.set_reached_memory(Figure::measured((floors.copy_bytes_per_s as u64).max(1), source));
     }
     machine
 }
@@ -301,14 +302,6 @@ pub(crate) fn skew_words(found: &Exchanges) -> Vec<String> {
     found.skew.iter().map(one).collect()
 }
 
-/// A list of numbers that a flag takes.
-pub(crate) fn numbers(flag: &'static str, list: &[u32], most: u32) -> Result<Vec<u32>, Failure> {
-    match list.iter().find(|n| **n == 0 || **n > most) {
-        Some(n) => Err(InputError::new(flag, "is out of range").value(n.to_string()).accepted([format!("1 to {most}")]).into()),
-        None => Ok(list.to_vec()),
-    }
-}
-
 /// Says how far a calibration has come.
 pub(crate) fn progress(begin: Instant, what: &str) {
     output::note(&format!("[{:5.1} s] {what}", begin.elapsed().as_secs_f64()));
@@ -359,7 +352,7 @@ mod tests {
         assert_eq!(again, machine);
         // A step that was measured: every kernel of ours is priced as measured, and takes what the fake says.
         let (spec, step) = (builtin::spec().unwrap(), Step::uniform(Phase::Decode, 3, 40));
-        let program = step_program(&spec, &step, &Deployment { tp: 2, ..Deployment::default() }, false).unwrap();
+        let program = step_program(&spec, &step, &Deployment::default(), false).unwrap();
         let routing = SampledRouting::new(Distribution::Uniform, 0);
         let trace = simulate(&program, &machine, &routing, &SimOptions::default()).unwrap();
         let (mut measured, mut all) = (0, 0);
@@ -373,6 +366,11 @@ mod tests {
         // Another engine does not run our kernels.
         let other = SimOptions { kernels: moetwin::sim::cost::Kernels::Vllm, ..SimOptions::default() };
         assert_ne!(simulate(&program, &machine, &routing, &other).unwrap().total, trace.total);
+    }
+
+    fn kernel_rows_alone(host: &FakeHost, spec: &ModelSpec) -> Vec<OwnRow> {
+        let open = |ranks: u32, capacity: u32| CudaExecutor::on(host.clone(), vec![RankId(0)], ranks, None, options(capacity));
+        kernel_rows(spec, &Points { batches: vec![1], contexts: vec![8], ..points() }, &open).unwrap().rows
     }
 
     #[test]
@@ -391,6 +389,11 @@ mod tests {
         assert!(found.left.is_empty(), "{:?}", found.left);
         let sums: Vec<&OwnExchange> = found.rows.iter().filter(|r| r.op == CollectiveOp::AllReduce).collect();
         let nccl: Vec<&&OwnExchange> = sums.iter().filter(|r| r.library == Library::Nccl).collect();
+        // Kernels between exchanges are told from those of a rank alone.
+        assert!(found.kernels.iter().all(|r| r.work.peers), "{:?}", found.kernels);
+        let (linear, norm) =
+            (found.kernels.iter().any(|r| r.work.op == "linear"), found.kernels.iter().any(|r| r.work.op.ends_with("rms_norm")));
+        assert!(linear && norm && kernel_rows_alone(&host, &spec).iter().all(|r| !r.work.peers));
         assert!(!nccl.is_empty() && nccl.iter().all(|r| r.ranks == 2 && r.time_ps.abs_diff(EXCHANGE_PS) < EXCHANGE_PS / 10), "{sums:?}");
         // The embedding's sum alone, the layers' with their norms.
         for normed in [false, true] {
@@ -461,7 +464,8 @@ mod tests {
         let tables = tables(&exchanged, true, "test");
         assert_eq!((tables.len(), tables[0].rows.len(), tables[0].ranks), (2, 2, 2));
         assert_eq!(skew_words(&exchanged).len(), 1);
-        let (_, words) = with_exchanges(after, &tables);
+        let (fitted, words) = with_exchanges(after.clone(), &tables);
+        assert_eq!(fitted.launch.eager_kernel, after.launch.eager_kernel, "loops of NCCL say nothing of launches");
         assert!(words.starts_with("collectives "), "{words}");
     }
 }

@@ -1,12 +1,12 @@
 //! The rows of a sweep as the engines take them.
 
-use crate::args::{AllReduceKind, Speculation, Switch, word};
+use crate::args::{self, AllReduceKind, DeploymentArgs, NcclGraph, Speculation, Switch, word};
 use crate::error::Failure;
 use crate::resolve::{Model, Place, model_folder};
 use crate::sweep::{Point, Row};
 use moetwin::engines::catalog::Folder;
 use moetwin::engines::hardware::of_machine;
-use moetwin::engines::launch::{AllReduce, Wanted, launch};
+use moetwin::engines::launch::{AllReduce, GRAPH_FILE, Wanted, launch};
 use moetwin::engines::{Engine, HardwareText};
 use moetwin::models::{Phase, zoo};
 use moetwin::sim::machine::Machine;
@@ -27,6 +27,16 @@ pub(crate) struct Launches {
     pub(crate) vllm: Option<String>,
     /// As for SGLang.
     pub(crate) vllm_note: Option<String>,
+}
+
+/// The engine whose version the flags name, and the version.
+fn version(args: &DeploymentArgs) -> Option<(Engine, &str)> {
+    let engine = match args.engine? {
+        args::Engine::Sglang => Engine::Sglang,
+        args::Engine::Vllm => Engine::Vllm,
+        args::Engine::Native => return None,
+    };
+    Some((engine, args.engine_version.as_deref()?))
 }
 
 /// What the launches of all rows have in common.
@@ -71,9 +81,23 @@ impl<'a> Launcher<'a> {
     }
     fn by(&self, engine: Engine, place: usize) -> (Option<String>, Option<String>) {
         match self.wanted(place).and_then(|want| launch(engine, &want, &self.hardware)) {
-            Ok(launch) => (Some(launch.command), launch.differs.map(|why| format!("{why}{}", self.own(place)))),
+            Ok(launch) => {
+                let differs = launch.differs.map(|why| format!("{why}{}", self.own(place)));
+                let notes: Vec<String> = self.conditions(engine, place, &launch.command).into_iter().chain(differs).collect();
+                (Some(launch.command), (!notes.is_empty()).then(|| notes.join("; ")))
+            }
             Err(why) => (None, Some(why)),
         }
+    }
+    /// What a command cannot say and yet holds for it: the engine's version, and what its graph file is to hold.
+    fn conditions(&self, engine: Engine, place: usize, command: &str) -> Vec<String> {
+        let args = &self.points[place].args;
+        let version = version(args).filter(|(whose, _)| *whose == engine);
+        let version = version.map(|(_, version)| format!("for {} {version} (--engine-version)", engine.title()));
+        let tuned = command.contains("NCCL_GRAPH_FILE=").then(|| {
+            format!("{GRAPH_FILE} is a graph file of yours with rings tuned by hand, as --nccl-graph tuned has them; NCCL_GRAPH_DUMP_FILE writes one to begin with")
+        });
+        version.into_iter().chain(tuned).collect()
     }
     fn wanted(&self, place: usize) -> Result<Wanted<'_>, String> {
         let (args, row) = (&self.points[place].args, &self.rows[place]);
@@ -104,6 +128,8 @@ impl<'a> Launcher<'a> {
             },
             graphs: args.graphs != Some(Switch::Off),
             peer_access: args.p2p != Some(Switch::Off),
+            tuned_graph: args.nccl_graph == Some(NcclGraph::Tuned),
+            version: version(args),
         })
     }
     /// What the same row gives with the engine's own all-reduce, where that was tried.

@@ -78,6 +78,10 @@ impl NewFile {
     /// nothing stays on disk until [`NewFile::commit`].
     pub(crate) fn plan(flag: &'static str, path: &Path) -> Result<Self, Failure> {
         let wrong = |message: String| Failure::from(InputError::new(flag, message).value(path.to_string_lossy()));
+        if path == Path::new("-") {
+            let error = InputError::new(flag, "is no file: standard output is where the answer goes").value("-");
+            return Err(error.accepted(["a file's name, as ./- for one that is called so"]).into());
+        }
         let name = path.file_name().ok_or_else(|| wrong("is not a file name".to_owned()))?;
         if path.is_dir() {
             return Err(wrong("is a folder; a file is written".to_owned()));
@@ -161,7 +165,7 @@ mod tests {
         assert!(NewFile::distinct(&[Some(&one), None, Some(&other)]).is_ok());
         assert!(matches!(NewFile::distinct(&[Some(&one), Some(&same)]), Err(Failure::Input(_))));
         assert!(plan("trace.json").spares("--measured", &dir.join("link")).is_err() && other.spares("--measured", &path).is_ok());
-        for wrong in [dir.as_path(), Path::new(".."), &dir.join("no/such/folder/x")] {
+        for wrong in [dir.as_path(), Path::new(".."), Path::new("-"), &dir.join("no/such/folder/x")] {
             assert!(matches!(NewFile::plan("--trace", wrong), Err(Failure::Input(_))), "{}", wrong.display());
         }
         fs::remove_dir_all(&dir).unwrap();

@@ -13,7 +13,7 @@ use moetwin::runtime::ledger::{Ledger, LedgerOptions, Line, OutOfMemory, RankLed
 use moetwin::sim::breakdown::Breakdown;
 use moetwin::sim::collective::{CollectiveOp, CollectiveRequest, Collectives, Protocol, nccl_graph};
 use moetwin::sim::cost::{KernelTables, Kernels};
-use moetwin::sim::exec::{SimMemory, SimTrace, simulate_with};
+use moetwin::sim::exec::{SimMemory, SimTrace, gpu_rates, simulate_with};
 use moetwin::sim::explore::{DEFAULT_MAX_STATES, explore};
 use moetwin::sim::network::Network;
 
@@ -94,11 +94,17 @@ impl Prediction {
         for gpu in &machine.models {
             let rate = &gpu.memory_bytes_per_s;
             let (gb, known) = (rate.value as f64 / 1e9, rate.origin.name());
-            all.push(format!("{}: {gb:.0} GB/s of memory ({known}; sources: moetwin machine show {})", gpu.name, machine.name));
+            let counted = gpu_rates(gpu).memory_bytes_per_s / 1e9;
+            let how = gpu.memory_reached_bytes_per_s.as_ref().map_or("nobody measured what is reached", |reached| reached.origin.name());
+            all.push(format!(
+                "{}: {gb:.0} GB/s of memory ({known}), of which steps reach {counted:.0} ({how}; sources: moetwin machine show {})",
+                gpu.name, machine.name
+            ));
         }
         all.extend(machine.assumptions.iter().cloned());
         all.extend(self.scenario.padding_text());
         all.extend(self.kernels_text());
+        all.extend(self.scenario.options.assumed_call(&machine.launch));
         all.extend(self.ledger.assumptions.iter().cloned());
         if let Some(plan) = &self.scenario.speculation {
             all.extend(plan.draft.assumptions.iter().cloned());

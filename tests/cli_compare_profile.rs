@@ -94,6 +94,28 @@ fn the_class_that_is_slow_is_named_first() {
 }
 
 #[test]
+fn what_no_flag_said_of_a_profile_is_said() {
+    let folder = scratch("profile-assumed");
+    let file = profile(&folder, "same.json", 2, &|_| 1.0);
+    let assumed = |flags: &str| {
+        let run = line(&format!("compare --trace {} {flags}", file.display()));
+        let json = line(&format!("compare --trace {} {flags} --json", file.display()));
+        assert_eq!((run.code, json.code), (0, 0), "{}{}", run.err, json.err);
+        let all = json.json()["assumed"].as_array().unwrap().clone();
+        let words: Vec<String> = all.iter().map(|a| format!("{} {}", a["what"].as_str().unwrap(), a["value"].as_str().unwrap())).collect();
+        let text = run.out.split("Which part").next().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(text.contains("Assumed"), !words.is_empty(), "{text}");
+        words.iter().for_each(|w| assert!(text.contains(w), "{w}: {text}"));
+        words
+    };
+    let none = assumed("");
+    for words in ["model ", "machine 8x-h200-sxm", "split tp 8", "engine native", "batch 1", "context 1024"] {
+        assert!(none.iter().any(|w| w.starts_with(words)), "{words}: {none:?}");
+    }
+    assert_eq!(assumed(&format!("{FLAGS} --ep 8 --engine vllm")), [""; 0]);
+}
+
+#[test]
 fn one_step_alone_needs_to_be_told_and_wrong_files_are_named() {
     let folder = scratch("profile-wrong");
     let one = profile(&folder, "one.json", 1, &|_| 1.0);

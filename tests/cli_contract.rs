@@ -27,11 +27,15 @@ fn wrong_words_are_marked_and_the_right_ones_named() {
     line("sim --modle x").refused(&["'--modle'", "--model"]);
     line("sim --graphs maybe").refused(&["'maybe'", "--graphs", "on, off"]);
     line("sim --a2a deepepp").refused(&["'deepepp'", "none, nccl, flashinfer, deepep", "'deepep'"]);
-    line("sim --tp 0").refused(&["'0'", "--tp", "1..=4096"]);
-    line("sim --tp eight").refused(&["'eight'", "--tp"]);
+    line("sim --tp 0").refused(&["'0'", "--tp", "less than 1", "accepted: a whole number from 1 to 4096"]);
+    line("sim --tp eight").refused(&["'eight'", "--tp", "not a whole number"]);
     line("sim --tp").refused(&["--tp <N>"]);
     line("sim --phase verify:0").refused(&["'verify:0'", "--phase", "verify:3"]);
-    line("sim --routing zipf:x").refused(&["'zipf:x'", "--routing", "zipf:1.2"]);
+    line("sim --routing zipf:x").refused(&["'zipf:x'", "--routing", "accepted: zipf:S", "zipf:1.2"]);
+    line("sim --requests closed:x").refused(&["'closed:x'", "--requests", "accepted: closed:N,.."]);
+    line("sim --spec mtp:x").refused(&["'mtp:x'", "--spec", "accepted: none, eagle3:N, mtp:N"]);
+    line("calibrate --splits epx").refused(&["'epx'", "--splits", "accepted: a number of ranks"]);
+    line("sweep --batches 1,x").refused(&["'x'", "--batches", "accepted: a whole number from 1 to 65536"]);
     line("sim --seed -1").refused(&["--seed"]);
     line("sim extra").refused(&["'extra'"]);
     line("completions tcsh").refused(&["'tcsh'", "bash"]);
@@ -114,6 +118,68 @@ fn nothing_is_written_when_the_answer_does_not_come() {
     let written = moetwin(&["graph", "--model", SMALL, "--tp", "2", "--out", &file("graph.txt")]);
     assert_eq!((written.code, written.out.as_str()), (0, ""), "{}", written.err);
     assert_eq!(listing(&folder), ["graph.txt"]);
+}
+
+/// Flags of a help text whose values are files that are written: the one that says so, and everything until the next flag.
+fn writing_flags(help: &str) -> Vec<String> {
+    let mut flags: Vec<(String, String)> = Vec::new();
+    for l in help.lines().map(str::trim) {
+        match l.split_once("--").filter(|(before, _)| before.is_empty() || before.starts_with('-')) {
+            Some((_, rest)) => flags.push((format!("--{}", rest.split([' ', '=']).next().unwrap()), l.to_owned())),
+            None => flags.iter_mut().last().into_iter().for_each(|(_, text)| text.extend([" ", l])),
+        }
+    }
+    let writes = |text: &str| text.contains("<FILE>") && ["Write ", "write it", "Keep rows"].iter().any(|w| text.contains(w));
+    flags.into_iter().filter(|(_, text)| writes(text)).map(|(flag, _)| flag).collect()
+}
+
+#[test]
+fn a_dash_is_no_file_where_standard_output_has_the_answer() {
+    let asked = [
+        ("sim", "sim", "--trace"),
+        ("sim", "sim", "--report"),
+        ("sweep", "sweep", "--resume"),
+        ("graph", "graph", "--out"),
+        ("run", "run --prompt-ids 1 --max-tokens 1", "--dump"),
+        ("run", "run --prompt-ids 1 --max-tokens 1", "--record-routing"),
+        ("run", "run --backend cuda --synthetic --only-rank 0", "--trace"),
+        ("compare", "", ""),
+        ("calibrate", "calibrate --machine 8x-l40s --from sim/data/nccl-tests/manifest.json", "--out"),
+        ("calibrate", "calibrate", "--out"),
+        ("collective", "collective", "--trace"),
+        ("machine import", "machine import tests/topologies/rtx4090-p2p.txt", "--out"),
+        ("machine detect", "machine detect", "--out"),
+        ("doctor", "doctor", "--out"),
+        ("check", "", ""),
+        ("model show", "", ""),
+        ("machine show", "", ""),
+    ];
+    for (of, words, flag) in asked.into_iter().filter(|(_, words, _)| !words.is_empty()) {
+        let run = line(&format!("{words} {flag} -"));
+        if of == "graph" {
+            // The graph is the answer, so it goes there either way.
+            assert_eq!((run.code, run.out.as_str()), (0, line("graph").out.as_str()), "{}", run.err);
+        } else {
+            run.refused(&[&format!("{flag} '-'"), "is no file: standard output is where the answer goes", "./-"]);
+        }
+    }
+    // None is left out.
+    for (of, ..) in asked {
+        for flag in writing_flags(&line(&format!("{of} --help")).out) {
+            assert!(asked.iter().any(|(o, _, f)| *o == of && *f == flag), "{of} {flag}");
+        }
+    }
+    assert_eq!(writing_flags(&line("sim --help").out), ["--trace", "--report"]);
+}
+
+#[test]
+fn a_value_that_is_given_again_is_taken_once_and_said() {
+    let run = line("sim --requests closed:1,2,1 --request-count 4 --json");
+    assert!(run.err.contains("note: --requests: 1 is given more than once and taken once"), "{}", run.err);
+    assert_eq!(run.json()["loads"].as_array().unwrap().len(), 2, "{}", run.out);
+    let sizes = line("collective --sizes 64K,65536,1M --json");
+    assert!(sizes.err.contains("note: --sizes: 65536 is given more than once"), "{}", sizes.err);
+    assert_eq!(sizes.json()["rows"].as_array().unwrap().len(), 2);
 }
 
 #[test]

@@ -232,6 +232,14 @@ fn figures_that_no_gpu_has_are_refused_at_their_field() {
     with("/gpu_models/0/flops", Value::Array(vec![])).refused(&["gpu_models[0].flops", "bf16"]);
     with("/gpu_models/0/memory_reached_bytes_per_s/value", 1.into())
         .refused(&["gpu_models[0].memory_reached_bytes_per_s", "1000000000 to "]);
+    // What steps are not computed with cannot be changed alone to no effect.
+    with("/gpu_models/0/memory_bytes_per_s/value", 2_000_000_000_000_u64.into()).refused(&[
+        "gpu_models[0].memory_reached_bytes_per_s",
+        "more than memory_bytes_per_s, 2000000000000",
+        "change both",
+    ]);
+    with("/gpu_models/0/flops/1/peak_per_s/value", 1_000_000_000_000_u64.into())
+        .refused(&["gpu_models[0].flops[1].reached_per_s", "more than peak_per_s"]);
     with("/gpu_models/0/flops/1/peak_per_s/value", 0.into()).refused(&["gpu_models[0].flops[1].peak_per_s"]);
     with("/gpu_models/0/sm_count", 0.into()).refused(&["gpu_models[0].sm_count"]);
     assert_eq!(with("/gpu_models/0/sm_count", 132.into()).code, 0);

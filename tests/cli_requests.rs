@@ -113,7 +113,7 @@ fn what_cannot_be_is_refused_with_what_would_be_right() {
         (vec!["--requests", "closed:1", "--phase", "prefill"], "trace"),
         (vec!["--requests", "closed:1", "--prompt-tokens", "9-5"], "smaller to the larger"),
         (vec!["--requests", "closed:1", "--prompt-tokens", "16000000"], "allows"),
-        (vec!["--requests", "closed:1", "--slo-tpot-ms", "0"], "positive"),
+        (vec!["--requests", "closed:1", "--slo-tpot-ms", "0"], "accepted: milliseconds above 0"),
         (vec!["--requests", "closed:1", "--trace", "x.json"], "one step"),
         (vec!["--requests", "closed:1", "--report", "x.html"], "one step"),
     ] {

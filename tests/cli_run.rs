@@ -295,6 +295,85 @@ fn what_a_run_has_not_is_refused_and_what_changes_nothing_is_said() {
     assert!(drawn.code == 0 && !drawn.err.contains("--top-p"), "{}", drawn.err);
 }
 
+/// On the CPU every flag of `run` is obeyed, refused, or said to have no effect.
+#[test]
+fn no_flag_is_ignored_in_silence() {
+    // What they do is what the other tests are about.
+    let obeyed = [
+        "--model",
+        "--tp",
+        "--pp",
+        "--dp-attention",
+        "--ep",
+        "--dcp",
+        "--replicas",
+        "--batch",
+        "--context",
+        "--routing",
+        "--a2a",
+        "--seed",
+        "--json",
+        "--backend",
+        "--synthetic",
+        "--layers",
+        "--input-ids",
+        "--prompt-ids",
+        "--prompt",
+        "--max-tokens",
+        "--temperature",
+        "--dump",
+        "--record-routing",
+        "--help",
+        "--version",
+    ];
+    let noted = [
+        ("--machine", "8x-h200-sxm"),
+        ("--graphs", "off"),
+        ("--p2p", "off"),
+        ("--kv-dtype", "fp8"),
+        ("--allreduce", "one-shot"),
+        ("--nccl-graph", "tuned"),
+        ("--matmul", "own"),
+        ("--deadline", "5"),
+        ("--top-p", "0.5"),
+    ];
+    let refused = [
+        ("--phase", "prefill"),
+        ("--spec", "eagle3:2"),
+        ("--spec-accept", "0.5"),
+        ("--engine", "vllm"),
+        ("--engine-version", "0.11.0"),
+        ("--kernels", "sim/data/nccl-tests"),
+        ("--only-rank", "0"),
+        ("--no-prompt", ""),
+        ("--collective-delay", "5"),
+        ("--trace", "x.json"),
+        ("--ep-capacity", "8"),
+        ("--inject", "1"),
+    ];
+    for (flag, value) in noted {
+        let run = line(&format!("run --prompt-ids 1 --max-tokens 1 {flag} {value}"));
+        assert!(run.code == 0 && run.err.contains(&format!("note: {flag} has no effect on ")), "{flag}: {}", run.err);
+    }
+    for (flag, value) in refused {
+        let run = line(format!("run --prompt-ids 1 --max-tokens 1 {flag} {value}").trim_end());
+        assert!(run.code == 2 && run.err.contains(flag.trim_end_matches("-accept")), "{flag}: {}", run.err);
+    }
+    let help = line("run --help").out;
+    let starts = |l: &str| l.trim().strip_prefix("-h, ").or(l.trim().strip_prefix("-V, ")).unwrap_or(l.trim()).to_owned();
+    let flags = help.lines().map(starts).filter(|l| l.starts_with("--")).map(|l| l.split([' ', '=']).next().unwrap().to_owned());
+    for flag in flags {
+        let known = obeyed.contains(&flag.as_str()) || noted.iter().chain(&refused).any(|(f, _)| *f == flag);
+        assert!(known, "{flag}: is it obeyed, refused or noted?");
+    }
+    // Of a step that is only measured as well, before GPUs are looked for.
+    let alone = line("run --backend cuda --synthetic --only-rank 0 --temperature 1 --kv-dtype fp8");
+    for flag in ["--temperature", "--kv-dtype"] {
+        assert!(alone.err.contains(&format!("note: {flag} has no effect on ")), "{}", alone.err);
+    }
+    line("run --backend cuda --synthetic --only-rank 0 --dump x").refused(&["--only-rank", "--dump"]);
+}
+
 #[test]
 fn a_model_beyond_this_machines_memory_is_refused_before_it_is_made() {
     // 1 T parameters as f32 are 4 TB.

@@ -83,7 +83,7 @@ fn a_draft_takes_memory_and_names_its_assumptions() {
 fn what_cannot_be_drafted_is_refused() {
     line("sim --spec mtp:2").refused(&["--spec 'mtp:2'", "no multi-token-prediction layer", "eagle3:2"]);
     line("sim --spec eagle3:2 --phase prefill").refused(&["--spec 'eagle3:2'", "prefill"]);
-    line("sim --spec eagle3:2 --spec-accept 1.5").refused(&["--spec-accept '1.5'", "0 to 1"]);
+    line("sim --spec eagle3:2 --spec-accept 1.5").refused(&["'1.5'", "--spec-accept", "accepted: probabilities from 0 to 1"]);
     line("sim --spec eagle3:1 --spec-accept 0.5,0.4").refused(&["--spec-accept", "2 probabilities for 1"]);
     line("sim --spec-accept 0.5").refused(&["--spec-accept", "without --spec"]);
     line("run --spec eagle3:2 --prompt-ids 1").refused(&["--spec", "not for run"]);

@@ -78,6 +78,23 @@ fn launch_commands_are_what_check_accepts() {
 }
 
 #[test]
+fn launches_carry_tuned_rings_and_the_engines_version() {
+    let words = "sweep --machine 8x-h200-sxm --model qwen3-30b-a3b --tp 8 --ep 1 --dp-attention 1 --dcp 1 --batch 8";
+    let json = line(&format!("{words} --nccl-graph tuned --engine vllm --engine-version 0.11.0 --json")).json();
+    let row = &json["rows"][0];
+    for engine in ["sglang", "vllm"] {
+        let (command, note) = (row[engine].as_str().unwrap(), row[format!("{engine}_note")].as_str().unwrap());
+        assert!(command.starts_with("NCCL_GRAPH_FILE=nccl-graph.xml "), "{command}");
+        assert!(note.contains("nccl-graph.xml is a graph file of yours"), "{note}");
+        assert_eq!(note.contains("vLLM 0.11.0"), engine == "vllm", "{note}");
+        starts("8x-h200-sxm", command);
+    }
+    // Without them nothing of it is said.
+    let plain = line(&format!("{words} --json")).json();
+    assert!(!plain["rows"][0].to_string().contains("NCCL_GRAPH_FILE") && plain["rows"][0]["vllm_note"].is_null(), "{}", plain["rows"][0]);
+}
+
+#[test]
 fn a_report_shows_the_commands_of_a_row_or_why_there_are_none() {
     let machine = "8x-rtx-pro-6000-server";
     let words = format!("sweep --machine {machine} --model kimi-k2.5 --tp 8 --dp-attention 1 --dcp 1 --batch 1");
@@ -109,5 +126,5 @@ fn what_is_varied_is_said_once() {
 #[test]
 fn an_objective_that_nothing_meets_is_a_no() {
     assert_eq!(line(&format!("{SMALL} --slo-ms 0.0001")).code, 1);
-    line(&format!("{SMALL} --slo-ms -1")).refused(&["--slo-ms '-1'"]);
+    line(&format!("{SMALL} --slo-ms -1")).refused(&["'-1'", "--slo-ms", "accepted: milliseconds above 0"]);
 }

@@ -5,13 +5,19 @@ constexpr int WARPS = 8;
 // Widest value a lane accumulates: 32 lanes * 16 = 512 elements (MLA's latent).
 constexpr int PER_LANE = 16;
 
-// Rotates a head's first `dim` elements held in `v` (float). `frequencies[dim / 2]`; cos and sin are multiplied by `factor`.
-// Interleaved pairs come out as halves. `out` may be `v` only for rotate-half.
-// The angle is taken in double: at position 262143 a float product would be off by a hundredth of a radian.
-__device__ __forceinline__ void rotate_pair(float a, float b, int position, double frequency, float factor, float* first, float* second) {
+// Sine and cosine of a position's angle, which is taken in double: at position 262143 a float product would be off by a hundredth of a radian.
+struct Angle {
+    float sine, cosine;
+};
+__device__ __forceinline__ Angle angle_of(int position, double frequency) {
     const double turns = position * frequency * 0.15915494309189535;
-    float s, c;
-    sincospif(float(2.0 * (turns - floor(turns))), &s, &c);
+    Angle angle;
+    sincospif(float(2.0 * (turns - floor(turns))), &angle.sine, &angle.cosine);
+    return angle;
+}
+// Turns a pair (a, b) by an angle; both are multiplied by `factor`.
+__device__ __forceinline__ void rotate_pair(float a, float b, const Angle& angle, float factor, float* first, float* second) {
+    const float s = angle.sine, c = angle.cosine;
     *first = (a * c - b * s) * factor;
     *second = (b * c + a * s) * factor;
 }
@@ -19,28 +25,49 @@ __device__ __forceinline__ void rotate_pair(float a, float b, int position, doub
 // MLA: norms of the compressed query (block row 0) and key-value (block row 1). Grid: (T, 2). Shared memory: max(q_lora, kv_lora) floats.
 extern "C" __global__ void mla_norm(const bf16* in, const bf16* q_weight, const bf16* kv_weight, bf16* q_out, bf16* latent, int q_lora, int kv_lora, int rope,
                                     float eps) {
-    take_turn();
     extern __shared__ float row[];
-    const bf16* x = in + (size_t)blockIdx.x * (q_lora + kv_lora + rope);
-    {
-        const int part = blockIdx.y, n = part == 0 ? q_lora : kv_lora;
-        if (n == 0) return;
-        const bf16 *from = part == 0 ? x : x + q_lora, *weight = part == 0 ? q_weight : kv_weight;
-        bf16* to = part == 0 ? q_out + (size_t)blockIdx.x * q_lora : latent + (size_t)blockIdx.x * (kv_lora + rope);
-        float square = 0.f;
-        for (int i = threadIdx.x; i < n; i += blockDim.x) { row[i] = f32(from[i]); square += row[i] * row[i]; }
+    admit_next();
+    const int part = blockIdx.y, n = part == 0 ? q_lora : kv_lora, at = threadIdx.x * 8;
+    const bf16* weight = part == 0 ? q_weight : kv_weight;
+    // Eight elements a thread, weights ahead of the kernel's turn, where that makes whole rows.
+    const bool eights = (q_lora | kv_lora | rope) % 8 == 0 && n + rope <= (int)blockDim.x * 8;
+    float w[8];
+    if (eights && at < n) load8(weight + at, w);
+    await_previous();
+    const bf16 *x = in + (size_t)blockIdx.x * (q_lora + kv_lora + rope), *from = part == 0 ? x : x + q_lora;
+    bf16* to = part == 0 ? q_out + (size_t)blockIdx.x * q_lora : latent + (size_t)blockIdx.x * (kv_lora + rope);
+    const int copied = part == 0 ? 0 : rope;
+    if (eights) {
+        float v[8], square = 0.f;
+        if (at < n + copied) load8(from + at, v);
+        if (at < n)
+#pragma unroll
+            for (int j = 0; j < 8; ++j) square += v[j] * v[j];
         const float scale = rsqrtf(block_sum(square) / n + eps);
-        for (int i = threadIdx.x; i < n; i += blockDim.x) to[i] = to_bf16(f32(to_bf16(row[i] * scale)) * f32(weight[i]));
-        if (part == 0) return;
+        if (at < n)
+#pragma unroll
+            for (int j = 0; j < 8; ++j) v[j] = f32(to_bf16(v[j] * scale)) * w[j];
+        if (at < n + copied) store8(to + at, v);
+        return;
     }
-    for (int i = threadIdx.x; i < rope; i += blockDim.x) latent[(size_t)blockIdx.x * (kv_lora + rope) + kv_lora + i] = x[q_lora + kv_lora + i];
+    if (n == 0) return;
+    float square = 0.f;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) { row[i] = f32(from[i]); square += row[i] * row[i]; }
+    const float scale = rsqrtf(block_sum(square) / n + eps);
+    for (int i = threadIdx.x; i < n; i += blockDim.x) to[i] = to_bf16(f32(to_bf16(row[i] * scale)) * f32(weight[i]));
+    for (int i = threadIdx.x; i < copied; i += blockDim.x) to[n + i] = from[n + i];
 }
 
-// MLA: rotates the rope part of every query head and of the latent, appends the latent to the cache. Grid: (T, heads + 1); head `heads` is the latent.
+// MLA: rotates the rope part of every query head and of the latent, appends the latent to the cache. Interleaved pairs come out as halves.
+// Grid: (T, heads + 1); head `heads` is the latent. Half of `rope` is at most a block's threads.
 extern "C" __global__ void mla_rope(const bf16* q_in, const bf16* latent, const int* positions, bf16* q_out, bf16* cache, const double* frequencies,
                                     const SequenceRows* sequences, int sequence_count, int heads, int nope, int kv_lora, int rope, int interleaved, float factor) {
-    take_turn();
-    const int t = blockIdx.x, head = blockIdx.y, position = positions[t];
+    admit_next();
+    const int t = blockIdx.x, head = blockIdx.y;
+    // The last threads rotate, the first ones copy. Positions and sequences come from the host.
+    const int pair = blockDim.x - 1 - threadIdx.x;
+    Angle angle;
+    if (pair < rope / 2) angle = angle_of(positions[t], frequencies[pair]);
     const bf16* from;
     bf16* to;
     int plain;
@@ -54,14 +81,15 @@ extern "C" __global__ void mla_rope(const bf16* q_in, const bf16* latent, const 
         from = latent + (size_t)t * (kv_lora + rope);
         to = cache + (size_t)(s.cache_start + s.past + t - s.row_start) * (kv_lora + rope);
     }
-    for (int i = threadIdx.x; i < plain; i += blockDim.x) to[i] = from[i];
-    for (int i = threadIdx.x; i < rope / 2; i += blockDim.x) {
-        const float a = f32(from[plain + (interleaved ? 2 * i : i)]), b = f32(from[plain + (interleaved ? 2 * i + 1 : i + rope / 2)]);
+    await_previous();
+    if (pair < rope / 2) {
+        const float a = f32(from[plain + (interleaved ? 2 * pair : pair)]), b = f32(from[plain + (interleaved ? 2 * pair + 1 : pair + rope / 2)]);
         float first, second;
-        rotate_pair(a, b, position, frequencies[i], factor, &first, &second);
-        to[plain + i] = to_bf16(first);
-        to[plain + rope / 2 + i] = to_bf16(second);
+        rotate_pair(a, b, angle, factor, &first, &second);
+        to[plain + pair] = to_bf16(first);
+        to[plain + rope / 2 + pair] = to_bf16(second);
     }
+    for (int i = threadIdx.x; i < plain; i += blockDim.x) to[i] = from[i];
 }
 
 // MLA: q_latent[T, heads, kv_lora | rope] = q_nope W_UK, rope passes. kv_b[heads, nope + v, kv_lora]. A lane sums 8 columns, a warp its share of
@@ -69,21 +97,40 @@ extern "C" __global__ void mla_rope(const bf16* q_in, const bf16* latent, const 
 template <int TOKENS>
 __device__ __forceinline__ void absorb_query(const bf16* q, const bf16* kv_b, bf16* out, int tokens, int heads, int nope, int rope, int v_dim, int kv_lora) {
     extern __shared__ float sums[];
+    admit_next();
     const int head = blockIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, col = (blockIdx.y * WARP + lane) * 8, first = blockIdx.z * TOKENS;
-    const bf16* w = kv_b + (size_t)head * (nope + v_dim) * kv_lora;
+    const bf16* w = kv_b + (size_t)head * (nope + v_dim) * kv_lora + col;
+    // A warp's first rows of weights, asked for ahead of the kernel's turn.
+    constexpr int AHEAD = TOKENS == 1 ? 16 : 4;
     float acc[TOKENS][8] = {};
+    uint4 ahead[AHEAD];
     if (col < kv_lora)
-#pragma unroll 4
-        for (int i = warp; i < nope; i += WARPS) {
-            float row[8];
-            load8(w + (size_t)i * kv_lora + col, row);
 #pragma unroll
-            for (int t = 0; t < TOKENS; ++t) {
-                const float x = first + t < tokens ? f32(q[((size_t)(first + t) * heads + head) * (nope + rope) + i]) : 0.f;
+        for (int u = 0; u < AHEAD; ++u)
+            if (warp + u * WARPS < nope) ahead[u] = *reinterpret_cast<const uint4*>(w + (size_t)(warp + u * WARPS) * kv_lora);
+    await_previous();
+    const auto add = [&](int i, const float (&row)[8]) {
 #pragma unroll
-                for (int c = 0; c < 8; ++c) acc[t][c] += x * row[c];
-            }
+        for (int t = 0; t < TOKENS; ++t) {
+            const float x = first + t < tokens ? f32(q[((size_t)(first + t) * heads + head) * (nope + rope) + i]) : 0.f;
+#pragma unroll
+            for (int c = 0; c < 8; ++c) acc[t][c] += x * row[c];
         }
+    };
+    if (col < kv_lora) {
+        float row[8];
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            if (warp + u * WARPS >= nope) break;
+            unpack8(ahead[u], row);
+            add(warp + u * WARPS, row);
+        }
+#pragma unroll 4
+        for (int i = warp + AHEAD * WARPS; i < nope; i += WARPS) {
+            load8(w + (size_t)i * kv_lora, row);
+            add(i, row);
+        }
+    }
 #pragma unroll
     for (int t = 0; t < TOKENS; ++t)
 #pragma unroll
@@ -103,11 +150,9 @@ __device__ __forceinline__ void absorb_query(const bf16* q, const bf16* kv_b, bf
         }
 }
 extern "C" __global__ void mla_absorb_query_1(const bf16* q, const bf16* kv_b, bf16* out, int tokens, int heads, int nope, int rope, int v_dim, int kv_lora) {
-    take_turn();
     absorb_query<1>(q, kv_b, out, tokens, heads, nope, rope, v_dim, kv_lora);
 }
 extern "C" __global__ void mla_absorb_query_4(const bf16* q, const bf16* kv_b, bf16* out, int tokens, int heads, int nope, int rope, int v_dim, int kv_lora) {
-    take_turn();
     absorb_query<4>(q, kv_b, out, tokens, heads, nope, rope, v_dim, kv_lora);
 }
 
@@ -197,36 +242,40 @@ extern "C" __global__ void mla_prefill(const bf16* q, const bf16* kv, const bf16
     merge(r, acc, PER_LANE, v_dim, 0.f, false, shared + nope + rope, out + ((size_t)t * heads + head) * v_dim);
 }
 
-// GQA: per-head norms, rotation, cache append. in[T, q | k | v], cache rows [k | v]. Grid: (T, heads + 2 * kv_heads). Shared: head_dim floats.
+// GQA: per-head norms, rotation, cache append. in[T, q | k | v], cache rows [k | v]. Interleaved pairs come out as halves.
+// Grid: (T, heads + 2 * kv_heads), a thread an element. Shared: head_dim floats.
 extern "C" __global__ void qkv_prepare(const bf16* in, const int* positions, bf16* cache, const bf16* q_weight, const bf16* k_weight, bf16* q_out, const double* frequencies,
                                        const SequenceRows* sequences, int sequence_count, int heads, int kv_heads, int head_dim, int rope, int interleaved, float factor,
                                        float eps) {
-    take_turn();
+    admit_next();
     extern __shared__ float row[];
-    const int t = blockIdx.x, unit = blockIdx.y;
-    const bf16* from = in + ((size_t)t * (heads + 2 * kv_heads) + unit) * head_dim;
+    const int t = blockIdx.x, unit = blockIdx.y, i = threadIdx.x;
+    const bool value = unit >= heads + kv_heads, held = i < head_dim;
+    // Weights are constant, positions and sequences come from the host.
+    const bf16* weight = unit < heads ? q_weight : k_weight;
+    const float w = weight && !value && held ? f32(weight[i]) : 1.f;
+    Angle angle;
+    if (!value && i < rope / 2) angle = angle_of(positions[t], frequencies[i]);
     const SequenceRows s = sequences[sequence_of(sequences, sequence_count, t)];
     bf16* cache_row = cache + (size_t)(s.cache_start + s.past + t - s.row_start) * 2 * kv_heads * head_dim;
     bf16* to = unit < heads ? q_out + ((size_t)t * heads + unit) * head_dim : cache_row + (size_t)(unit - heads) * head_dim;
-    if (unit >= heads + kv_heads) {
-        for (int i = threadIdx.x; i < head_dim; i += blockDim.x) to[i] = from[i];
+    await_previous();
+    const bf16* from = in + ((size_t)t * (heads + 2 * kv_heads) + unit) * head_dim;
+    if (value) {
+        if (held) to[i] = from[i];
         return;
     }
-    const bf16* weight = unit < heads ? q_weight : k_weight;
-    float square = 0.f;
-    for (int i = threadIdx.x; i < head_dim; i += blockDim.x) { row[i] = f32(from[i]); square += row[i] * row[i]; }
-    if (weight) {
-        const float scale = rsqrtf(block_sum(square) / head_dim + eps);
-        for (int i = threadIdx.x; i < head_dim; i += blockDim.x) row[i] = f32(to_bf16(f32(to_bf16(row[i] * scale)) * f32(weight[i])));
-    }
+    float x = held ? f32(from[i]) : 0.f;
+    if (weight) x = f32(to_bf16(f32(to_bf16(x * rsqrtf(block_sum(x * x) / head_dim + eps))) * w));
+    if (held) row[i] = x;
     __syncthreads();
-    for (int i = threadIdx.x; i < rope / 2; i += blockDim.x) {
+    if (i < rope / 2) {
         float first, second;
-        rotate_pair(row[interleaved ? 2 * i : i], row[interleaved ? 2 * i + 1 : i + rope / 2], positions[t], frequencies[i], factor, &first, &second);
+        rotate_pair(row[interleaved ? 2 * i : i], row[interleaved ? 2 * i + 1 : i + rope / 2], angle, factor, &first, &second);
         to[i] = to_bf16(first);
         to[rope / 2 + i] = to_bf16(second);
     }
-    for (int i = rope + threadIdx.x; i < head_dim; i += blockDim.x) to[i] = to_bf16(row[i]);
+    if (i >= rope && held) to[i] = to_bf16(x);
 }
 
 // GQA: o[T, heads, head_dim]. Grid: (T, heads), WARPS warps. Shared: head_dim + WARPS * head_dim floats. A window of 0 is none.

@@ -22,6 +22,12 @@ __device__ __forceinline__ void take_turn() {
     await_previous();
 }
 
+// Where the next kernel reads what the ones before this one wrote ahead of its own turn: it is admitted once that stands.
+__device__ __forceinline__ void take_turn_first() {
+    await_previous();
+    admit_next();
+}
+
 __device__ __forceinline__ float f32(bf16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float f32(float x) { return x; }
 __device__ __forceinline__ bf16 to_bf16(float x) { return __float2bfloat16_rn(x); }
@@ -38,6 +44,16 @@ __device__ __forceinline__ float warp_max(float v) {
 #pragma unroll
     for (int offset = WARP / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(FULL, v, offset));
     return v;
+}
+
+// The greatest value of a warp and its index, the lowest among equals; every lane gets it.
+__device__ __forceinline__ void greatest(float& value, int& index) {
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) {
+        const float v = __shfl_xor_sync(FULL, value, offset);
+        const int i = __shfl_xor_sync(FULL, index, offset);
+        if (v > value || (v == value && i < index)) { value = v; index = i; }
+    }
 }
 
 // Sum over a block of whole warps; every thread gets the result. The order of additions depends on the block size alone.
@@ -69,7 +85,7 @@ __device__ __forceinline__ int sequence_of(const SequenceRows* sequences, int co
 }
 
 // Eight consecutive bf16, 16-byte aligned.
-__device__ __forceinline__ void unpack8(uint4 raw, float (&v)[8]) {
+__device__ __forceinline__ void unpack8(const uint4& raw, float (&v)[8]) {
     const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) { v[2 * i] = __uint_as_float(words[i] << 16); v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u); }

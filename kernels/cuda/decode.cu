@@ -2,7 +2,7 @@
 //
 // A block holds one token, up to 16 query heads that share a key-value head, and one split. It walks the split 64 rows at a time: scores,
 // online softmax, values. MLA's value is the first part of its key row, so its tile is loaded once.
-#include "common.cuh"
+#include "shape.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / WARP, HEADS = 16, ROWS = 64, PAD = 8;
 // Threads that share a head's softmax, and rows that each of them takes.
@@ -31,15 +31,16 @@ struct Cache {
     int stride, key_width, value_offset, value_width;
 };
 
-// A tile of `width` columns of rows base.. into shared memory, zeros from row `last` on.
-__device__ __forceinline__ void load_tile(bf16* tile, const bf16* rows, int stride, int width, int base, int last) {
+// A tile of `width` columns of rows base..: those from..to of the sequence, zeros from `last` on.
+__device__ __forceinline__ void load_tile(bf16* tile, const bf16* rows, int stride, int width, int base, int from, int to, int last) {
     const int pieces = width / 8, lane = threadIdx.x % WARP;
     // A warp a row, so that nothing has to be divided; narrow rows share a warp.
     const int across = pieces >= WARP ? WARP : pieces >= 16 ? 16 : 8, rows_a_warp = WARP / across;
     for (int row = threadIdx.x / WARP * rows_a_warp + lane / across; row < ROWS; row += WARPS * rows_a_warp) {
+        if (base + row < from || base + row >= to) continue;
         const bool there = base + row < last;
-        const bf16* from = rows + (size_t)(there ? base + row : 0) * stride;
-        for (int piece = lane % across; piece < pieces; piece += across) copy16(tile + row * (width + PAD) + piece * 8, from + piece * 8, there);
+        const bf16* at = rows + (size_t)(there ? base + row : 0) * stride;
+        for (int piece = lane % across; piece < pieces; piece += across) copy16(tile + row * (width + PAD) + piece * 8, at + piece * 8, there);
     }
 }
 
@@ -74,11 +75,53 @@ __device__ __forceinline__ void soften(const float* scores, bf16* weights, float
     if (part == 0) keep[head] = old;
 }
 
+// (top, sum) of a head in another block of the cluster.
+__device__ __forceinline__ float2 cluster_load(const float2* local, u32 rank) {
+    u32 remote;
+    float2 v;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(local)), "r"(rank));
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(remote));
+    return v;
+}
+
+// The splits of a token are the blocks of a cluster: each merges a part of the columns of all heads, over the splits in order. `sums` holds a
+// block's [head, value], `seen` its heads' states.
+template <int CLUSTER>
+__device__ __forceinline__ void merge_cluster(const float4* sums, const float2* seen, const bf16* sinks, bf16* out, int held, int value_width) {
+    const int pieces = value_width / 4, rank = cluster_rank();
+    cluster_barrier();
+    for (int i = rank * THREADS + threadIdx.x; i < held * pieces; i += CLUSTER * THREADS) {
+        const int head = i / pieces;
+        float4 part[CLUSTER];
+        float2 states[CLUSTER];
+#pragma unroll
+        for (int r = 0; r < CLUSTER; ++r) part[r] = cluster_load(sums + i, r), states[r] = cluster_load(seen + head, r);
+        const float sink = sinks ? f32(sinks[head]) : -INF;
+        float top = sink;
+#pragma unroll
+        for (int r = 0; r < CLUSTER; ++r) top = fmaxf(top, states[r].x);
+        float sum = 0.f;
+        float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+        for (int r = 0; r < CLUSTER; ++r) {
+            const float factor = states[r].y > 0.f ? __expf(states[r].x - top) : 0.f;
+            sum += states[r].y * factor;
+            v.x += part[r].x * factor, v.y += part[r].y * factor, v.z += part[r].z * factor, v.w += part[r].w * factor;
+        }
+        if (sinks) sum += __expf(sink - top);
+        const __nv_bfloat162 low = __floats2bfloat162_rn(v.x / sum, v.y / sum), high = __floats2bfloat162_rn(v.z / sum, v.w / sum);
+        *reinterpret_cast<uint2*>(out + (size_t)i * 4) = make_uint2(*reinterpret_cast<const u32*>(&low), *reinterpret_cast<const u32*>(&high));
+    }
+    // Others may still be reading what is here.
+    cluster_barrier();
+}
+
 // PAIRS: pairs of 8-column value tiles of a warp; 128 * PAIRS columns at most. `partial` [token, head, split, value], `states` [token, head, split]
-// of (top, sum); one split writes the result itself.
-template <int PAIRS>
-__device__ __forceinline__ void attend(const bf16* q, const Cache& c, const bf16* sinks, bf16* out, float* partial, float2* states, int held, int first, int last,
-                                       int begin, int end, float scale, int splits) {
+// of (top, sum); one split writes the result itself. Rows before `past` are of earlier passes, and the first of them are asked for ahead of the
+// kernel's turn.
+template <int PAIRS, int CLUSTER>
+__device__ __forceinline__ void attend(const bf16* q, const Cache& c, const bf16* sinks, bf16* out, float* partial, float2* states, int held, int past, int first,
+                                       int last, int begin, int end, float scale, int splits) {
     extern __shared__ __align__(16) u8 shared[];
     const int key_stride = c.key_width + PAD, value_stride = c.value_width + PAD, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     bf16* queries = (bf16*)shared;
@@ -88,6 +131,13 @@ __device__ __forceinline__ void attend(const bf16* q, const Cache& c, const bf16
     float* scores = (float*)(values + ROWS * values_at);
     bf16* weights = (bf16*)(scores + HEADS * SCORE_STRIDE);
     float* keep = (float*)(weights + HEADS * WEIGHT_STRIDE);
+    const auto load_rows = [&](int base, int from, int to) {
+        load_tile(keys, c.rows, c.stride, c.key_width, base, from, to, end);
+        if (c.value_offset) load_tile(values, c.rows + c.value_offset, c.stride, c.value_width, base, from, to, end);
+    };
+    const int early = min(past, end);
+    if (begin < early) load_rows(begin, begin, early);
+    await_previous();
     for (int i = threadIdx.x; i < HEADS * c.key_width / 8; i += THREADS) {
         const int row = i / (c.key_width / 8), piece = i % (c.key_width / 8);
         copy16(queries + row * key_stride + piece * 8, q + (size_t)(row < held ? row : 0) * c.key_width + piece * 8, row < held);
@@ -95,8 +145,7 @@ __device__ __forceinline__ void attend(const bf16* q, const Cache& c, const bf16
     Seen seen{-INF, 0.f};
     float acc[PAIRS][2][4] = {};
     for (int base = begin; base < end; base += ROWS) {
-        load_tile(keys, c.rows, c.stride, c.key_width, base, end);
-        if (c.value_offset) load_tile(values, c.rows + c.value_offset, c.stride, c.value_width, base, end);
+        load_rows(base, base == begin ? early : base, base + ROWS);
         copies_done();
         __syncthreads();
         // A warp scores eight rows, the even and the odd sixteens of columns apart so that two sums are under way.
@@ -145,6 +194,22 @@ __device__ __forceinline__ void attend(const bf16* q, const Cache& c, const bf16
         }
         __syncthreads();
     }
+    if (CLUSTER > 1) {
+        // Everybody is done with the tiles: the sums lie in their place, the states in that of the scores.
+        float* sums = (float*)keys;
+        float2* seen_by = (float2*)scores;
+        if (threadIdx.x % TEAM == 0) seen_by[threadIdx.x / TEAM] = make_float2(seen.top, seen.sum);
+#pragma unroll
+        for (int p = 0; p < PAIRS; ++p)
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; i += 2) {
+                    const int row = lane / 4 + i / 2 * 8, col = (warp + WARPS * p) * 16 + n * 8 + lane % 4 * 2;
+                    if (col < c.value_width) *reinterpret_cast<float2*>(sums + row * c.value_width + col) = make_float2(acc[p][n][i], acc[p][n][i + 1]);
+                }
+        return merge_cluster<CLUSTER>(reinterpret_cast<const float4*>(sums), seen_by, sinks, out, held, c.value_width);
+    }
     // The totals, for the lanes that hold the values.
     const int head = threadIdx.x / TEAM;
     if (threadIdx.x % TEAM == 0 && head < held) {
@@ -172,12 +237,13 @@ __device__ __forceinline__ void attend(const bf16* q, const Cache& c, const bf16
 }
 
 // MLA: key_heads 1, key_width kv_lora + rope, value_width kv_lora, value_offset 0. GQA: a cache row is [k heads | v heads].
-// Grid: (T, key heads * ceil(group / 16), splits). A window of 0 is none.
-#define ATTEND(PAIRS)                                                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS) attend_##PAIRS(                                                                           \
+// Grid: (T, key heads * ceil(group / 16), splits); a cluster's blocks are the splits, which it merges. A window of 0 is none.
+#define ATTEND_AS(NAME, PAIRS, CLUSTER, ATTRIBUTE)                                                                                                  \
+    extern "C" __global__ void ATTRIBUTE __launch_bounds__(THREADS) NAME(                                                                           \
         const bf16* q, const bf16* cache, const bf16* sinks, bf16* out, float* partial, float2* states, const SequenceRows* sequences,             \
         int sequence_count, int heads, int key_heads, int key_width, int value_width, int stride, int value_offset, int window, float scale,        \
-        int splits) { take_turn();                                                                                                                  \
+        int splits) {                                                                                                                               \
+        admit_next();                                                                                                                               \
         const int group = heads / key_heads, tiles = (group + HEADS - 1) / HEADS, key_head = blockIdx.y / tiles;                                     \
         const int t = blockIdx.x, head = key_head * group + blockIdx.y % tiles * HEADS, held = min(HEADS, (key_head + 1) * group - head);            \
         const SequenceRows s = sequences[sequence_of(sequences, sequence_count, t)];                                                                 \
@@ -186,10 +252,14 @@ __device__ __forceinline__ void attend(const bf16* q, const Cache& c, const bf16
         const int begin = first + blockIdx.z * share, end = min(last, begin + share);                                                                \
         const size_t row = (size_t)t * heads + head;                                                                                                 \
         const Cache c{cache + (size_t)s.cache_start * stride + (size_t)key_head * key_width, stride, key_width, value_offset, value_width};           \
-        attend<PAIRS>(q + row * key_width, c, sinks ? sinks + head : nullptr, out + row * value_width,                                               \
-                      partial + (row * splits + blockIdx.z) * value_width, states + row * splits + blockIdx.z, held, first, last, begin, end, scale, \
-                      splits);                                                                                                                       \
+        attend<PAIRS, CLUSTER>(q + row * key_width, c, sinks ? sinks + head : nullptr, out + row * value_width,                                      \
+                               partial + (row * splits + blockIdx.z) * value_width, states + row * splits + blockIdx.z, held, s.past, first, last,   \
+                               begin, end, scale, splits);                                                                                           \
     }
+#define ATTEND(PAIRS)                                                              \
+    ATTEND_AS(attend_##PAIRS, PAIRS, 1, )                                          \
+    ATTEND_AS(attend_##PAIRS##_pair, PAIRS, 2, __cluster_dims__(1, 1, 2))          \
+    ATTEND_AS(attend_##PAIRS##_cluster, PAIRS, 4, __cluster_dims__(1, 1, 4))
 ATTEND(1)
 ATTEND(2)
 ATTEND(4)

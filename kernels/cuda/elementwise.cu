@@ -3,20 +3,61 @@
 #include "norm.cuh"
 #include "shape.cuh"
 
-// out[T, H] = table[ids[t] - vocab_start], zeros for ids of other ranks' slices.
+// out[T, H] = table[ids[t] - vocab_start], zeros for ids of other ranks' slices. Eight elements a thread where rows are whole eights: a row comes from
+// memory, so all of it is asked for at once.
 extern "C" __global__ void embed(const int* ids, const bf16* table, bf16* out, int hidden, int vocab_start, int vocab_rows) {
     take_turn();
     const int row = blockIdx.x, local = ids[row] - vocab_start;
     const bool held = local >= 0 && local < vocab_rows;
+    if (hidden % 8 == 0) {
+        for (int i = threadIdx.x * 8; i < hidden; i += blockDim.x * 8)
+            *reinterpret_cast<uint4*>(out + (size_t)row * hidden + i) = held ? *reinterpret_cast<const uint4*>(table + (size_t)local * hidden + i) : make_uint4(0, 0, 0, 0);
+        return;
+    }
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) out[(size_t)row * hidden + i] = held ? table[(size_t)local * hidden + i] : to_bf16(0.f);
 }
 
-// y = rmsnorm(x) * w. Dynamic shared memory: `n` floats.
+// y = rmsnorm(row) * w, `row` in shared memory; `square` is this thread's share of the squares.
+__device__ __forceinline__ void norm_row(const float* row, float square, const bf16* weight, bf16* out, int n, float eps) {
+    const float scale = rsqrtf(block_sum(square) / n + eps);
+    if (n % 8 != 0) {
+        for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = to_bf16(f32(to_bf16(row[i] * scale)) * f32(weight[i]));
+        return;
+    }
+    for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
+        float w[8];
+        load8(weight + i, w);
+        store_normed(out + i, row + i, w, scale);
+    }
+}
+// Whether eight elements a thread are the whole row, which then stays in registers.
+__device__ __forceinline__ bool held_by_block(int n) { return n % 8 == 0 && n <= (int)blockDim.x * 8; }
+// The kernel's turn, with this thread's weights of a row that the block holds: they come from memory, the row itself from the cache.
+__device__ __forceinline__ void take_turn_with(const bf16* weight, int n, float (&w)[8]) {
+    admit_next();
+    if (held_by_block(n) && threadIdx.x * 8 < n) load8(weight + threadIdx.x * 8, w);
+    await_previous();
+}
+
+// y = rmsnorm(x) * w. Dynamic shared memory: `n` floats, none where the block holds the row.
 extern "C" __global__ void rms_norm(const bf16* x, const bf16* weight, bf16* y, int n, float eps) {
-    take_turn();
+    float w[8];
+    take_turn_with(weight, n, w);
     extern __shared__ float row[];
     const size_t start = (size_t)blockIdx.x * n;
     float square = 0.f;
+    if (held_by_block(n)) {
+        const int i = threadIdx.x * 8;
+        float v[8];
+        if (i < n) {
+            load8(x + start + i, v);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) square += v[j] * v[j];
+        }
+        const float scale = rsqrtf(block_sum(square) / n + eps);
+        if (i < n) store_normed(y + start + i, v, w, scale);
+        return;
+    }
     if (n % 8 == 0)
         for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
             float v[8];
@@ -30,18 +71,36 @@ extern "C" __global__ void rms_norm(const bf16* x, const bf16* weight, bf16* y, 
     norm_row(row, square, weight, y + start, n, eps);
 }
 
-// sum = delta + residual; y = rmsnorm(sum) * w. Dynamic shared memory: `n` floats.
+// Eight elements of delta + residual, as bf16 has them; returns the sum of their squares.
+__device__ __forceinline__ float add8(const bf16* delta, const bf16* residual, bf16* sum, float (&a)[8]) {
+    float b[8];
+    load8(delta, a);
+    load8(residual, b);
+    return add8(a, b, sum);
+}
+
+// sum = delta + residual; y = rmsnorm(sum) * w. Dynamic shared memory: `n` floats, none where the block holds the row.
 extern "C" __global__ void add_rms_norm(const bf16* delta, const bf16* residual, const bf16* weight, bf16* y, bf16* sum, int n, float eps) {
-    take_turn();
+    float w[8];
+    take_turn_with(weight, n, w);
     extern __shared__ float row[];
     const size_t start = (size_t)blockIdx.x * n;
     float square = 0.f;
+    if (held_by_block(n)) {
+        const size_t at = start + threadIdx.x * 8;
+        const bool mine = threadIdx.x * 8 < n;
+        float a[8];
+        if (mine) square = add8(delta + at, residual + at, sum + at, a);
+        const float scale = rsqrtf(block_sum(square) / n + eps);
+        if (mine) store_normed(y + at, a, w, scale);
+        return;
+    }
     if (n % 8 == 0)
         for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
-            float a[8], b[8];
-            load8(delta + start + i, a);
-            load8(residual + start + i, b);
-            add_to_row(a, b, row + i, sum + start + i, square);
+            float a[8];
+            square += add8(delta + start + i, residual + start + i, sum + start + i, a);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) row[i + j] = a[j];
         }
     else
         for (int i = threadIdx.x; i < n; i += blockDim.x) {
@@ -115,17 +174,15 @@ extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) argmax(const bf16* logi
             wrong |= !(fabsf(v) < INF);
             if (v > value) { value = v; index = i; }
         }
-    for (int offset = WARP / 2; offset > 0; offset /= 2) {
-        const float v = __shfl_xor_sync(FULL, value, offset);
-        const int i = __shfl_xor_sync(FULL, index, offset);
-        if (v > value || (v == value && i < index)) { value = v; index = i; }
-    }
-    if (threadIdx.x % WARP == 0) { best_value[threadIdx.x / WARP] = value; best_index[threadIdx.x / WARP] = index; }
+    greatest(value, index);
+    const int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    if (lane == 0) { best_value[threadIdx.x / WARP] = value; best_index[threadIdx.x / WARP] = index; }
     wrong = __syncthreads_or(wrong);
-    if (threadIdx.x == 0) {
-        for (int w = 1; w < blockDim.x / WARP; ++w)
-            if (best_value[w] > value || (best_value[w] == value && best_index[w] < index)) { value = best_value[w]; index = best_index[w]; }
-        best = make_float4(value, __int_as_float(index), wrong ? 1.f : 0.f, 0.f);
+    if (threadIdx.x < WARP) {
+        value = lane < warps ? best_value[lane] : -INF;
+        index = lane < warps ? best_index[lane] : 0x7fffffff;
+        greatest(value, index);
+        if (lane == 0) best = make_float4(value, __int_as_float(index), wrong ? 1.f : 0.f, 0.f);
     }
     cluster_barrier();
     if (cluster_rank() == 0 && threadIdx.x == 0) {

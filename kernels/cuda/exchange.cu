@@ -111,7 +111,7 @@ __device__ __forceinline__ bool take_packets(const u64* from, u32 epoch, uint4& 
 constexpr int TOGETHER = 4;
 
 // Packets of the ranks from `first` on, this rank's own data among them. Gives up as `meet` does.
-__device__ __forceinline__ void receive(uint4 (&data)[TOGETHER], const bf16* own, const u64* packets, u64 stride, int first, Control* control, const u32* stop, Fault* fault,
+__device__ __forceinline__ void receive(uint4 (&data)[TOGETHER], const uint4& own, const u64* packets, u64 stride, int first, Control* control, const u32* stop, Fault* fault,
                                         int command, int rank, int ranks, u32 epoch, u64 bound) {
     u64 begin = 0, now;
     for (u32 polls = 0;; ++polls) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ void receive(uint4 (&data)[TOGETHER], const bf16* own
     }
 #pragma unroll
     for (int k = 0; k < TOGETHER; ++k)
-        if (first + k == rank) data[k] = *reinterpret_cast<const uint4*>(own);
+        if (first + k == rank) data[k] = own;
 }
 
 __device__ __forceinline__ void add_to(float (&sum)[8], uint4 data) {
@@ -159,51 +159,44 @@ template <int PARTS> __device__ __forceinline__ float row_sum(float v) {
 }
 
 // sum = the sum over ranks as above, rounded, plus the residual; y = rmsnorm(sum) * w: what all_reduce_one_shot and add_rms_norm compute, bit for
-// bit, so the blocks of a row have as many threads together as the block of the latter, and a thread adds the same squares. Every rank sends its row to all
-// others as packets. The halves take turns and the epoch counts as above: nobody sends in call e + 2 before it has had everybody's packets of e + 1, which
-// its peers send after call e. `capacity` are elements of one rank's packets in a half. Dynamic shared memory: what a thread keeps of the row, as f32.
+// bit: a thread holds the eight elements that it holds there, and warps are added in the same order. Every rank sends its row to all others as packets. The
+// halves take turns and the epoch counts as above: nobody sends in call e + 2 before it has had everybody's packets of e + 1, which its peers send after
+// call e. `capacity` are elements of one rank's packets in a half. Rows of at most 8 elements a thread.
 template <int PARTS>
 __device__ __forceinline__ void sum_and_norm(const bf16* in, const bf16* residual, const bf16* weight, bf16* y, bf16* sum, const Peers* peers, Control* control,
                                              const u32* stop, Fault* fault, int command, int rank, int ranks, int n, float eps, u64 capacity, u64 bound) {
-    extern __shared__ float kept[];
-    const int part = blockIdx.x % PARTS, from = (part * blockDim.x + threadIdx.x) * 8, step = PARTS * blockDim.x * 8;
+    const int i = (blockIdx.x % PARTS * blockDim.x + threadIdx.x) * 8;
+    const bool mine = i < n;
+    float w[8], total[8] = {}, square = 0.f;
     admit_next();
-    if (threadIdx.x % 8 == 0)
-        for (int i = from; i < n; i += step) asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + i));
+    if (mine) load8(weight + i, w);
     await_previous();
     const u32 epoch = *(volatile u32*)&control->epoch + 1;
-    const u64 start = (u64)(blockIdx.x / PARTS) * n, stride = capacity / 2, half = (epoch & 1) * ranks * stride;
-    for (int i = from; i < n; i += step) {
-        const uint4 own = *reinterpret_cast<const uint4*>(in + start + i);
+    const u64 at = (u64)(blockIdx.x / PARTS) * n + i, stride = capacity / 2, half = (epoch & 1) * ranks * stride;
+    if (mine) {
+        const uint4 own = *reinterpret_cast<const uint4*>(in + at), before = *reinterpret_cast<const uint4*>(residual + at);
         for (int r = 1; r < ranks; ++r) {
             const int peer = rank + r < ranks ? rank + r : rank + r - ranks;
-            send_packets(peers->packets[peer] + half + rank * stride + (start + i) / 2, own, epoch);
+            send_packets(peers->packets[peer] + half + rank * stride + at / 2, own, epoch);
         }
-    }
-    const u64* packets = peers->packets[rank] + half;
-    float square = 0.f;
-    float* own = kept + threadIdx.x * 8;
-    for (int i = from; i < n; i += step, own += blockDim.x * 8) {
-        const uint4 before = *reinterpret_cast<const uint4*>(residual + start + i);
-        float total[8] = {}, b[8];
+        const u64* packets = peers->packets[rank] + half + at / 2;
         for (int first = 0; first < ranks; first += TOGETHER) {
             uint4 data[TOGETHER];
-            receive(data, in + start + i, packets + (start + i) / 2, stride, first, control, stop, fault, command, rank, ranks, epoch, bound);
+            receive(data, own, packets, stride, first, control, stop, fault, command, rank, ranks, epoch, bound);
 #pragma unroll
             for (int k = 0; k < TOGETHER; ++k)
                 if (first + k < ranks) add_to(total, data[k]);
         }
+        float b[8];
+        unpack8(before, b);
 #pragma unroll
         for (int j = 0; j < 8; ++j) total[j] = f32(to_bf16(total[j]));
-        unpack8(before, b);
-        add_to_row(total, b, own, sum + start + i, square);
+        square = add8(total, b, sum + at);
     }
     const float scale = rsqrtf(row_sum<PARTS>(square) / n + eps);
-    own = kept + threadIdx.x * 8;
-    for (int i = from; i < n; i += step, own += blockDim.x * 8) norm8(own, scale, weight + i, y + start + i);
+    if (mine) store_normed(y + at, total, w, scale);
     // Nobody's shared memory goes while others read it.
     if (PARTS > 1) cluster_barrier();
-    else __syncthreads();
     // Every block has read the epoch before it is counted here, so the last one may move it on.
     if (threadIdx.x == 0 && atomicAdd(&control->done, 1u) == gridDim.x - 1) control->done = 0, control->epoch = epoch;
 }

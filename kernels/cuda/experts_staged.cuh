@@ -35,7 +35,8 @@ __device__ __forceinline__ void copy16_or_zero(u32 to, const void* from, bool th
 }
 
 // Sums of one unit of work. `held`: whether this warp has a tile; `row(i)`: the row of `x` that is token `i`; only tiles with tokens are computed.
-template <class W, int NT, class Row>
+// EARLY: as in mma.cuh.
+template <class W, int NT, bool EARLY, class Row>
 __device__ __forceinline__ void accumulate_staged(Staged<W, NT>& s, W w, bool held, int tokens, const bf16* x, const Row& row, int cols, float (&acc)[NT][4]) {
     using S = Staged<W, NT>;
     constexpr u32 BUFFER = sizeof(s.tokens[0]);
@@ -59,10 +60,17 @@ __device__ __forceinline__ void accumulate_staged(Staged<W, NT>& s, W w, bool he
         for (int j = 0; j < COPIES; ++j)
             if (first_row + j * APART < live * 8) copy16_or_zero(to + j * APART * S::ROW, x + (size_t)(from_rows[j] + (there ? at : 0)) * 8, there);
     };
+    if (EARLY) {
+        // Weights are the oldest copies of all, so that whatever group of token rows has landed, they have.
+#pragma unroll
+        for (int u = 0; u < DEPTH - 1; ++u)
+            if (held && u < steps) w.issue(stages + u * W::SIZE);
+        await_previous();
+    }
 #pragma unroll
     for (int u = 0; u < DEPTH - 1; ++u) {
         if (u % S::CHUNK == 0 && u / S::CHUNK < S::BUFFERS - 1) ask(u / S::CHUNK);
-        if (held && u < steps) w.issue(stages + u * W::SIZE);
+        if (!EARLY && held && u < steps) w.issue(stages + u * W::SIZE);
         close_copies();
     }
     u32 from = stages, to = stages + (DEPTH - 1) * W::SIZE, buffer = rows + g * S::ROW + q * 16;
@@ -129,14 +137,12 @@ struct Int4Staged : Int4Stream {
     template <int NT, class Piece, class Offset>
     __device__ __forceinline__ void multiply_staged(const Raw& w, int live, const Piece& piece, const Offset& offset, float (&acc)[NT][4]) const {
         const u32 low[4] = {w.low.x, w.low.y, w.low.z, w.low.w}, high[4] = {w.high.x, w.high.y, w.high.z, w.high.w};
-        const u32 low_scales[2] = {w.low_scale.x, w.low_scale.y}, high_scales[2] = {w.high_scale.x, w.high_scale.y};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             u32 a[4], b[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) { a[j] = int4_raised(low[i], j); b[j] = int4_raised(high[i], j); }
-            const float low_scale = __uint_as_float(i % 2 ? low_scales[i / 2] & 0xffff0000u : low_scales[i / 2] << 16);
-            const float high_scale = __uint_as_float(i % 2 ? high_scales[i / 2] & 0xffff0000u : high_scales[i / 2] << 16);
+            const float low_scale = int4_scale(w.low_scale, i), high_scale = int4_scale(w.high_scale, i);
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
                 if (n > 0 && n >= live) break;
@@ -144,10 +150,7 @@ struct Int4Staged : Int4Stream {
                 float sum[4];
                 mma_from(sum, offset(n, i), a[0], b[0], a[1], b[1], v.x, v.y);
                 mma(sum, a[2], b[2], a[3], b[3], v.z, v.w);
-                acc[n][0] += low_scale * sum[0];
-                acc[n][1] += low_scale * sum[1];
-                acc[n][2] += high_scale * sum[2];
-                acc[n][3] += high_scale * sum[3];
+                add_scaled(acc[n], sum, low_scale, high_scale);
             }
         }
     }
@@ -220,17 +223,9 @@ __device__ __forceinline__ void gate_up_staged(const bf16* x, const Experts& exp
     const bool held = tile * 8 < inter;
     float acc[NT][4] = {};
     const W w = experts.template tile<true>(work.expert, held ? tile : 0, g);
-    accumulate_staged<W, NT>(s, w, held, work.last - work.first, x, [&](int i) { return list[work.first + i] / topk; }, hidden, acc);
+    accumulate_staged<W, NT, false>(s, w, held, work.last - work.first, x, [&](int i) { return list[work.first + i] / topk; }, hidden, acc);
     if (!held || col >= inter) return;
-    const float gate_bias = bias ? f32(bias[(size_t)work.expert * 2 * inter + col]) : 0.f;
-    const float up_bias = bias ? f32(bias[(size_t)work.expert * 2 * inter + inter + col]) : 0.f;
-#pragma unroll
-    for (int n = 0; n < NT; ++n)
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            const int i = work.first + n * 8 + 2 * q + c;
-            if (i < work.last) h[(size_t)list[i] * inter + col] = to_bf16(activate(acc[n][c] + gate_bias, acc[n][2 + c] + up_bias, clamped, alpha, limit));
-        }
+    end_gate_up<NT, true>(acc, bias, work.expert, work.first, work.last, list, h, inter, col, q, clamped, alpha, limit);
 }
 
 template <int NT, class Experts>
@@ -238,36 +233,30 @@ __device__ __forceinline__ void down_staged(const bf16* h, const Experts& expert
     using W = typename Experts::Stream;
     extern __shared__ __align__(128) u8 shared[];
     Staged<W, NT>& s = *reinterpret_cast<Staged<W, NT>*>(shared);
-    if (work.first >= work.last) return;
+    if (work.first >= work.last) return await_previous();
     const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, q = threadIdx.x % 4;
     const int tile = blockIdx.x * MMA_WARPS + warp, hidden = experts.rows, inter = experts.cols;
     const bool held = tile * 16 < hidden;
     float acc[NT][4] = {};
     const W w = experts.template tile<false>(work.expert, held ? tile : 0, g);
-    accumulate_staged<W, NT>(s, w, held, work.last - work.first, h, [&](int i) { return list[work.first + i]; }, inter, acc);
+    accumulate_staged<W, NT, true>(s, w, held, work.last - work.first, h, [&](int i) { return said<true>(list + work.first + i); }, inter, acc);
     if (!held) return;
-#pragma unroll
-    for (int n = 0; n < NT; ++n)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            const int i = work.first + n * 8 + 2 * q + c % 2, row = tile * 16 + g + c / 2 * 8;
-            if (i < work.last && row < hidden) y[(size_t)list[i] * hidden + row] = acc[n][c] + (bias ? f32(bias[(size_t)work.expert * hidden + row]) : 0.f);
-        }
+    end_down<NT>(acc, bias, work, work.first, list, y, hidden, tile, g, q);
 }
 #define GATE_UP_STAGED(NAME, NT, BLOCKS, PARAMS, EXPERTS)                                                                                     \
     extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, BLOCKS)                                                                    \
         experts_gate_up_##NAME##_staged_##NT(const bf16* x, PARAMS, const bf16* bias, const int* ids, const int* offsets, const int* list, const int* active, \
                                              bf16* h, int hidden, int inter, int topk, int expert_start, int local_experts, int parts, int clamped, \
-                                             float alpha, float limit) { take_turn();                                                        \
+                                             float alpha, float limit) { take_turn_first();                                                  \
         const int rows = 2 * inter, cols = hidden;                                                                                            \
-        gate_up_staged<NT>(x, EXPERTS, bias, work_of(8 * NT, ids, offsets, active, expert_start, local_experts), list, h, topk, clamped, alpha, limit); \
+        gate_up_staged<NT>(x, EXPERTS, bias, work_of<false>(8 * NT, ids, offsets, active, expert_start, local_experts), list, h, topk, clamped, alpha, limit); \
     }
 #define DOWN_STAGED(NAME, NT, BLOCKS, PARAMS, EXPERTS)                                                                                        \
     extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, BLOCKS)                                                                    \
         experts_down_##NAME##_staged_##NT(const bf16* h, PARAMS, const bf16* bias, const int* offsets, const int* list, const int* active, float* y, \
-                                          int hidden, int inter, int local_experts, int parts) { take_turn();                                \
+                                          int hidden, int inter, int local_experts, int parts) { admit_next();                               \
         const int rows = hidden, cols = inter;                                                                                                \
-        down_staged<NT>(h, EXPERTS, bias, work_of(8 * NT, nullptr, offsets, active, 0, local_experts), list, y);                              \
+        down_staged<NT>(h, EXPERTS, bias, work_of<true>(8 * NT, nullptr, offsets, active, 0, local_experts), list, y);                              \
     }
 #define INT4_STAGED (Int4ExpertsStaged{Int4Experts{w, rows, cols}})
 #define BF16_STAGED (Bf16ExpertsStaged{Bf16Experts{w, rows, cols}})

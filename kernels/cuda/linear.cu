@@ -48,7 +48,7 @@ __device__ __forceinline__ void project_mma(const bf16* x, const Weight& weight,
     const int split = CLUSTER == 1 ? 0 : cluster_rank();
     const int tile = blockIdx.x / CLUSTER * (MMA_WARPS / s.parts) + warp / s.parts;
     using W = decltype(weight(0, 0, 0));
-    __shared__ Pool<W> pool;
+    Pool<W>& pool = pool_of<W>();
     admit_next();
     float acc[NT][4] = {};
     if (tile * 16 < s.n) {

@@ -13,6 +13,18 @@ struct Pool {
     uint4 stages[MMA_WARPS][W::STAGES * W::SIZE / 16];
 };
 
+// Static where that is allowed, else dynamic.
+template <class W>
+__device__ __forceinline__ Pool<W>& pool_of() {
+    if constexpr (sizeof(Pool<W>) <= 48 << 10) {
+        __shared__ Pool<W> pool;
+        return pool;
+    } else {
+        extern __shared__ __align__(128) u8 room[];
+        return *reinterpret_cast<Pool<W>*>(room);
+    }
+}
+
 // Copies 16 bytes past L1; done after the copying thread's wait.
 __device__ __forceinline__ void copy16(uint4* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
@@ -81,6 +93,14 @@ struct Bf16Rows {
     }
 };
 
+// A lane's sums of rows g and g + 8, each times the scale of its row.
+__device__ __forceinline__ void add_scaled(float (&acc)[4], const float (&sum)[4], float low_scale, float high_scale) {
+    acc[0] += low_scale * sum[0];
+    acc[1] += low_scale * sum[1];
+    acc[2] += high_scale * sum[2];
+    acc[3] += high_scale * sum[3];
+}
+
 __device__ __forceinline__ u32 pair(__nv_bfloat162 v) { return *reinterpret_cast<u32*>(&v); }
 __device__ __forceinline__ __nv_bfloat162 pair(u32 v) { return *reinterpret_cast<__nv_bfloat162*>(&v); }
 
@@ -96,6 +116,12 @@ __device__ __forceinline__ u32 int4_raised(u32 word, int j) {
 // The same as -8 to 7. One addition a pair of weights, whatever the tokens are; taking the offset off in the product instead would double the
 // products, which already fill the tensor cores where the memory is busy.
 __device__ __forceinline__ u32 int4_pair(u32 word, int j) { return pair(__hadd2(pair(int4_raised(word, j)), pair(INT4_OFFSET))); }
+
+// Scale of the i-th group of 32 columns: four bf16 of a row in two words.
+__device__ __forceinline__ float int4_scale(const uint2& scales, int i) {
+    const u32 word = i < 2 ? scales.x : scales.y;
+    return __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
+}
 
 // Packed 4-bit weights, tiles of 16 rows by 128 columns (INT4_TILE_BYTES each): a lane's 16 bytes of row g, then of row g + 8, then scales
 // [16 rows, 4 groups]. Word i of a lane holds columns 32 i + 8 q .. + 8; the integers enter the product and the scale of a group
@@ -122,24 +148,19 @@ struct Int4Stream {
     template <int NT, class Piece>
     __device__ __forceinline__ void multiply(const Raw& w, int step, const Piece& piece, float (&acc)[NT][4]) const {
         const u32 low[4] = {w.low.x, w.low.y, w.low.z, w.low.w}, high[4] = {w.high.x, w.high.y, w.high.z, w.high.w};
-        const u32 low_scales[2] = {w.low_scale.x, w.low_scale.y}, high_scales[2] = {w.high_scale.x, w.high_scale.y};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             u32 a[4], b[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) { a[j] = int4_pair(low[i], j); b[j] = int4_pair(high[i], j); }
-            const float low_scale = __uint_as_float(i % 2 ? low_scales[i / 2] & 0xffff0000u : low_scales[i / 2] << 16);
-            const float high_scale = __uint_as_float(i % 2 ? high_scales[i / 2] & 0xffff0000u : high_scales[i / 2] << 16);
+            const float low_scale = int4_scale(w.low_scale, i), high_scale = int4_scale(w.high_scale, i);
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
                 const uint4 v = piece(n, i);
                 float sum[4] = {0.f, 0.f, 0.f, 0.f};
                 mma(sum, a[0], b[0], a[1], b[1], v.x, v.y);
                 mma(sum, a[2], b[2], a[3], b[3], v.z, v.w);
-                acc[n][0] += low_scale * sum[0];
-                acc[n][1] += low_scale * sum[1];
-                acc[n][2] += high_scale * sum[2];
-                acc[n][3] += high_scale * sum[3];
+                add_scaled(acc[n], sum, low_scale, high_scale);
             }
         }
     }
@@ -193,10 +214,7 @@ struct Fp8Stream {
         }
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-            acc[n][0] += low_scale * sum[n][0];
-            acc[n][1] += low_scale * sum[n][1];
-            acc[n][2] += high_scale * sum[n][2];
-            acc[n][3] += high_scale * sum[n][3];
+            add_scaled(acc[n], sum[n], low_scale, high_scale);
         }
     }
 };

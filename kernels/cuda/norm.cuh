@@ -1,33 +1,23 @@
-// Norms of rows that a block keeps in shared memory, and the sum before them: what computes both gives the same bits, whoever brings the summands.
+// Parts of norms: what a kernel that brings the summands itself computes with the same instructions as the norm's own kernel, so that the bits are the same.
 #pragma once
 #include "common.cuh"
 
-// Eight elements of a row that was scaled to a mean square of one, times the weight's.
-__device__ __forceinline__ void norm8(const float* row, float scale, const bf16* weight, bf16* out) {
-    float w[8], v[8];
-    load8(weight, w);
+// Eight elements of a row, scaled, times their weights.
+__device__ __forceinline__ void store_normed(bf16* out, const float* row, const float (&w)[8], float scale) {
+    float v[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = f32(to_bf16(row[j] * scale)) * w[j];
     store8(out, v);
 }
 
-// y = rmsnorm(row) * w, `row` in shared memory; `square` is this thread's share of the squares.
-__device__ __forceinline__ void norm_row(const float* row, float square, const bf16* weight, bf16* out, int n, float eps) {
-    const float scale = rsqrtf(block_sum(square) / n + eps);
-    if (n % 8 != 0) {
-        for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = to_bf16(f32(to_bf16(row[i] * scale)) * f32(weight[i]));
-        return;
-    }
-    for (int i = threadIdx.x * 8; i < n; i += blockDim.x * 8) norm8(row + i, scale, weight + i, out + i);
-}
-
-// Eight elements of sum = a + b, rounded, which are also kept in `row`, with their squares.
-__device__ __forceinline__ void add_to_row(float (&a)[8], const float (&b)[8], float* row, bf16* sum, float& square) {
+// Eight elements of a + b, as bf16 has them, in `a` and in memory; returns the sum of their squares.
+__device__ __forceinline__ float add8(float (&a)[8], const float (&b)[8], bf16* sum) {
+    float square = 0.f;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         a[j] = f32(to_bf16(a[j] + b[j]));
-        row[j] = a[j];
         square += a[j] * a[j];
     }
     store8(sum, a);
+    return square;
 }

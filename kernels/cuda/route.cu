@@ -1,17 +1,8 @@
-// Router choice and the lists of rows of each expert.
-#include "common.cuh"
+// Router choice, the whole router in one kernel, and the lists of rows of each expert.
+#include "mma.cuh"
+#include "shape.cuh"
 
 enum Scoring { SIGMOID = 0, SOFTMAX = 1, SOFTMAX_TOPK = 2 };
-
-// The greatest value of a warp and its index, the lowest among equals; every lane gets it.
-__device__ __forceinline__ void warp_best(float& value, int& index) {
-#pragma unroll
-    for (int offset = WARP / 2; offset > 0; offset /= 2) {
-        const float v = __shfl_xor_sync(FULL, value, offset);
-        const int i = __shfl_xor_sync(FULL, index, offset);
-        if (v > value || (v == value && i < index)) { value = v; index = i; }
-    }
-}
 
 // The weights of the chosen, normalized where the rule says so; `mine` is lane k's.
 __device__ __forceinline__ void write_weights(float mine, int topk, int scoring, int normalize, float normalize_eps, float scale, float* weights) {
@@ -49,7 +40,7 @@ __device__ __forceinline__ void choose_held(const float* scores, const float* bi
 #pragma unroll
         for (int j = 0; j < HELD; ++j)
             if (!(taken >> j & 1) && lane + j * WARP < experts && (held[j] > value || index == 0x7fffffff)) { value = held[j]; index = lane + j * WARP; }
-        warp_best(value, index);
+        greatest(value, index);
         if (index % WARP == lane) taken |= 1u << (index / WARP);
         if (lane == k) { mine = scores[index]; ids[k] = index; }
     }
@@ -66,7 +57,7 @@ __device__ __forceinline__ void choose(const float* scores, float* biased, int e
         int index = 0x7fffffff;
         for (int e = lane; e < experts; e += WARP)
             if (biased[e] > value || (biased[e] == value && e < index)) { value = biased[e]; index = e; }
-        warp_best(value, index);
+        greatest(value, index);
         index = min(index, experts - 1);
         if (lane == k) { mine = scores[index]; ids[k] = index; }
         __syncwarp();
@@ -82,51 +73,127 @@ __device__ __forceinline__ u32 ordered(float v, bool there) {
     return !there || v != v ? 0u : (bits & 0x80000000u ? ~bits : bits | 0x80000000u);
 }
 
-// Without groups: a thread an expert, a block a token. A thread's rank among all keys is its place, so nothing is chosen in turn and the code is
-// short: one warp that holds 12 experts a lane spends ten times as long on fetching its unrolled instructions as on the choice. Equal keys
-// go by the lower expert. Grid: T, blocks of whole warps, one thread at least an expert. Shared: keys, padded to whole uint4; topk scores.
-extern "C" __global__ void __launch_bounds__(512) route_ranked(const float* logits, const float* bias, int* ids, float* weights, int experts, int topk, int scoring,
-                                                               int normalize, float normalize_eps, float scale) {
-    take_turn();
-    extern __shared__ __align__(16) u32 keys[];
-    const int e = threadIdx.x, padded = (experts + 3) / 4 * 4, lane = e % WARP, warp = e / WARP;
-    float* chosen = reinterpret_cast<float*>(keys + padded);
+// How many of `n` keys precede that of `mine`: equal keys go by the lower place. `n` is a multiple of four, and so is where the keys lie.
+__device__ __forceinline__ int precede(const u32* keys, int n, u32 key, int mine) {
+    int rank = 0;
+    const uint4* four = reinterpret_cast<const uint4*>(keys);
+    for (int i = 0; i < n / 4; ++i) {
+        const uint4 k = four[i];
+        const int before = mine - 4 * i;
+        rank += (before > 0 ? k.x >= key : k.x > key) + (before > 1 ? k.y >= key : k.y > key) + (before > 2 ? k.z >= key : k.z > key) + (before > 3 ? k.w >= key : k.w > key);
+    }
+    return rank;
+}
+
+// What a choice is made by, beside logits.
+struct Rule {
+    int experts, topk, scoring, normalize;
+    float normalize_eps, scale;
+};
+
+// Without groups: a thread an expert, a block a token. A thread's rank among the keys of its warp says whether it can be among the chosen; those that
+// can are ranked among each other. So nothing is chosen in turn and the code is short: one warp that holds 12 experts a lane spends ten times as
+// long on fetching its unrolled instructions as on the choice. Equal keys go by the lower expert. `keys` in shared memory: a key a thread of the
+// warps that have experts, then the candidates' keys and experts, topk of each of these warps, then topk scores.
+__device__ __forceinline__ void choose_ranked(float logit, float raised, const Rule& r, u32* keys, int* ids, float* weights) {
+    const int e = threadIdx.x, lane = e % WARP, warp = e / WARP, warps = (r.experts + WARP - 1) / WARP, topk = r.topk;
+    const int candidates = warps * topk, padded = (candidates + 3) / 4 * 4;
+    u32* best = keys + warps * WARP;
+    int* named = reinterpret_cast<int*>(best + padded);
+    float* chosen = reinterpret_cast<float*>(named + padded);
     __shared__ float tops[WARP];
-    const bool there = e < experts;
-    float score = there ? logits[(size_t)blockIdx.x * experts + e] : -INF;
-    if (scoring == SOFTMAX) {
+    const bool there = e < r.experts;
+    float score = there ? logit : -INF;
+    if (r.scoring == SOFTMAX) {
         const float top = warp_max(score);
         if (lane == 0) tops[warp] = top;
         __syncthreads();
-        const float most = warp_max(lane < (int)blockDim.x / WARP ? tops[lane] : -INF);
+        const float most = warp_max(lane < warps ? tops[lane] : -INF);
         score = there ? __expf(score - most) : 0.f;
         score /= block_sum(score);
-    } else if (scoring == SIGMOID) {
+    } else if (r.scoring == SIGMOID) {
         score = 1.f / (1.f + expf(-score));
     }
-    // What is no number has the key 1, and every other key is greater.
-    const u32 key = ordered(score + (bias && there ? bias[e] : 0.f), there) + 1;
-    if (e < padded) keys[e] = there ? key : 0u;
-    __syncthreads();
-    // Experts before this one precede it if their key is as great, those behind it if theirs is greater.
-    int rank = 0;
-    const uint4* four = reinterpret_cast<const uint4*>(keys);
-    const int first = warp * WARP / 4, last = min(first + WARP / 4, padded / 4);
-    for (int i = 0; i < first; ++i) {
-        const uint4 k = four[i];
-        rank += (k.x >= key) + (k.y >= key) + (k.z >= key) + (k.w >= key);
-    }
-    for (int i = 4 * first; i < 4 * last; ++i) rank += i < e ? keys[i] >= key : keys[i] > key;
-    for (int i = last; i < padded / 4; ++i) {
-        const uint4 k = four[i];
-        rank += (k.x > key) + (k.y > key) + (k.z > key) + (k.w > key);
-    }
-    if (there && rank < topk) {
-        ids[blockIdx.x * topk + rank] = e;
-        chosen[rank] = score;
+    if (warp < warps) {
+        // What is no number has the key 1, and every other key is greater; 0 is nobody. A warp that has fewer experts than are chosen leaves places
+        // empty.
+        const u32 key = there ? ordered(score + raised, there) + 1 : 0u;
+        keys[e] = key;
+        if (lane < topk) best[warp * topk + lane] = 0u;
+        if (e < padded - candidates) best[candidates + e] = 0u;
+        __syncwarp();
+        const int place = precede(keys + warp * WARP, WARP, key, lane);
+        __syncwarp();
+        // A warp's candidates lie in the order of their ranks, and warps in that of their experts: equal keys keep the order of experts.
+        if (there && place < topk) {
+            best[warp * topk + place] = key;
+            named[warp * topk + place] = e;
+            keys[warp * WARP + place] = __float_as_uint(score);
+        }
     }
     __syncthreads();
-    if (warp == 0) write_weights(lane < topk ? chosen[lane] : 0.f, topk, scoring, normalize, normalize_eps, scale, weights + blockIdx.x * topk);
+    for (int i = e; i < candidates; i += blockDim.x) {
+        const int rank = best[i] ? precede(best, padded, best[i], i) : topk;
+        if (rank >= topk) continue;
+        ids[rank] = named[i];
+        chosen[rank] = __uint_as_float(keys[i / topk * WARP + i % topk]);
+    }
+    __syncthreads();
+    if (warp == 0) write_weights(lane < topk ? chosen[lane] : 0.f, topk, r.scoring, r.normalize, r.normalize_eps, r.scale, weights);
+}
+
+// Grid: T, blocks of whole warps, one thread at least an expert. Shared: as `choose_ranked` says.
+extern "C" __global__ void __launch_bounds__(512) route_ranked(const float* logits, const float* bias, int* ids, float* weights, int experts, int topk, int scoring,
+                                                               int normalize, float normalize_eps, float scale) {
+    admit_next();
+    extern __shared__ __align__(16) u32 keys[];
+    const int e = threadIdx.x;
+    const float raised = bias && e < experts ? bias[e] : 0.f;
+    await_previous();
+    const float logit = e < experts ? logits[(size_t)blockIdx.x * experts + e] : 0.f;
+    choose_ranked(logit, raised, Rule{experts, topk, scoring, normalize, normalize_eps, scale}, keys, ids + blockIdx.x * topk, weights + blockIdx.x * topk);
+}
+
+// The whole router in one kernel: logits of up to eight tokens by the blocks of one cluster, each of which takes tiles of 16 experts and then chooses
+// for a token. The weights, which must fit what the cluster holds, are asked for ahead of the kernel's turn. Sums are taken in the order that the
+// projection by itself takes (linear.cu), so the choice is the same. Grid: ROUTER_CLUSTER; 256 threads an expert at least. Shared: the pool; over it,
+// once sums are taken, what `choose_ranked` says.
+constexpr int ROUTER_CLUSTER = 8, ROUTER_EXPERTS = MMA_WARPS * WARP, ROUTER_STAGES = 5;
+extern "C" __global__ void __cluster_dims__(ROUTER_CLUSTER, 1, 1) __launch_bounds__(MMA_WARPS * WARP)
+    router(const bf16* x, const bf16* w, const bf16* logit_bias, const float* bias, int* ids, float* weights, int rows, int experts, int hidden, int parts, int topk,
+           int scoring, int normalize, float normalize_eps, float scale) {
+    using W = Bf16Rows<ROUTER_STAGES>;
+    admit_next();
+    cluster_arrive();
+    Pool<W>& pool = pool_of<W>();
+    // Of this block's token.
+    __shared__ float logits[ROUTER_EXPERTS];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, q = lane % 4, rank = cluster_rank();
+    // The tiles of a block are MMA_WARPS / parts neighbours.
+    const int tile = rank * (MMA_WARPS / parts) + warp / parts, part = warp % parts;
+    const float raised = bias && (int)threadIdx.x < experts ? bias[threadIdx.x] : 0.f;
+    float acc[1][4] = {};
+    if (tile * 16 < experts) {
+        Tokens<1> tokens;
+        tokens.row[0] = x + (size_t)min(g, rows - 1) * hidden;
+        const W of{w + (size_t)min(tile * 16 + g, experts - 1) * hidden, w + (size_t)min(tile * 16 + g + 8, experts - 1) * hidden, hidden};
+        accumulate<W, 1, true>(pool, of, tokens, part, parts, acc);
+    } else {
+        await_previous();
+    }
+    reduce_warps<1>(pool, acc, part, parts);
+    // Nobody may write to a block that has not begun.
+    cluster_wait();
+    if (part == 0)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const int expert = tile * 16 + g + c / 2 * 8, token = 2 * q + c % 2;
+            if (expert < experts && token < rows) cluster_store(&logits[expert], token, acc[0][c] + (logit_bias ? f32(logit_bias[expert]) : 0.f));
+        }
+    cluster_barrier();
+    if (rank >= rows) return;
+    const float logit = (int)threadIdx.x < experts ? logits[threadIdx.x] : 0.f;
+    choose_ranked(logit, raised, Rule{experts, topk, scoring, normalize, normalize_eps, scale}, reinterpret_cast<u32*>(&pool), ids + rank * topk, weights + rank * topk);
 }
 
 // One block a token; shared memory: 2 * experts floats + groups floats. Highest biased score first, ties to the lowest id.

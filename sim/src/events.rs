@@ -68,10 +68,6 @@ impl<E> EventQueue<E> {
         self.now = entry.time;
         Some((entry.time, entry.event))
     }
-    /// Time of the next event.
-    pub fn peek_time(&self) -> Option<Time> {
-        self.heap.peek().map(|entry| entry.time)
-    }
     /// Time of the event served last.
     pub fn now(&self) -> Time {
         self.now

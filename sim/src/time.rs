@@ -77,11 +77,6 @@ impl Duration {
     pub fn as_ms(self) -> f64 {
         self.0 as f64 / 1e9
     }
-    /// Bytes that move in this time at `bytes_per_s`, rounded down.
-    pub fn bytes_at(self, bytes_per_s: u64) -> u64 {
-        let bytes = u128::from(self.0) * u128::from(bytes_per_s) / PS_PER_S;
-        u64::try_from(bytes).unwrap_or(u64::MAX)
-    }
     /// The difference, or zero where `other` is longer.
     pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
@@ -197,7 +192,6 @@ mod tests {
         assert_eq!(Duration::of_bytes(0, 0), Duration::ZERO);
         assert_eq!(Duration::of_bytes(1, 0), Duration::MAX);
         assert_eq!(Duration::of_bytes(u64::MAX, u64::MAX), Duration::from_us(1_000_000));
-        assert_eq!(Duration::from_us(1).bytes_at(56_000_000_000), 56_000);
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! How near predictions are to the published tables that ship with the project.
 
 use moetwin_sim::calibrate::{Table, fit, leave_one_out, residuals, shipped_left_out, table_errors};
+use moetwin_sim::collective::{CollectiveOp, GraphMode, Launch, Library};
+use moetwin_sim::import::nccl_tests::Measurement;
 use moetwin_sim::import::tables::{Entry, manifest, table};
 use moetwin_sim::machine::{Machine, find};
+use moetwin_sim::time::Duration;
 use std::path::PathBuf;
 
 fn folder() -> PathBuf {
@@ -93,4 +96,31 @@ fn a_fit_finds_figures_that_were_changed() {
     assert!(fitted.moved.iter().any(|(name, factor)| *name == "collectives.kernel_ps" && *factor < 0.6), "{:?}", fitted.moved);
     let kernel = &fitted.machine.collectives.kernel;
     assert!(kernel.source.starts_with("fitted to aic-gb200"), "{}", kernel.source);
+}
+
+#[test]
+fn loops_of_collectives_say_what_a_call_of_nccl_costs_and_nothing_of_launches() {
+    // The host issues a call every 12 us, more than the device takes for small sizes.
+    let machine = find("8x-h200-sxm").expect("built in");
+    let table = |name: &str, launch: Launch, times: [u64; 3]| Table {
+        name: name.to_owned(),
+        op: CollectiveOp::AllReduce,
+        library: Library::Nccl,
+        launch: Some(launch),
+        ranks: 2,
+        peer_access: Some(true),
+        algorithm: None,
+        protocol: None,
+        nccl_graph: GraphMode::Detected,
+        rows: [1u64 << 10, 8 << 10, 32 << 10]
+            .into_iter()
+            .zip(times)
+            .map(|(bytes, ns)| Measurement { ranks: None, launch: None, bytes, time: Duration::from_ps(ns * 1000) })
+            .collect(),
+    };
+    let tables = [table("in a graph", Launch::Node, [6300, 6500, 6900]), table("a loop", Launch::Loop, [12_000, 12_000, 12_000])];
+    let fitted = fit(&machine, &tables).expect("fits");
+    assert_eq!(fitted.machine.launch.eager_kernel, machine.launch.eager_kernel);
+    let call = fitted.machine.launch.nccl_call.expect("the loop says it").value.as_us();
+    assert!((11.0..13.0).contains(&call), "{call}");
 }

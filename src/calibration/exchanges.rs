@@ -1,6 +1,7 @@
-//! What the exchanges of a model's steps take on all GPUs here, as its steps issue them: what each adds to a captured pass once the last rank has come.
+//! What the exchanges of a model's steps take on all GPUs here, as its steps issue them: what each adds to a captured pass once the last rank has come;
+//! and what the kernels between them take.
 
-use super::{Forked, Points, inputs_of, step_program};
+use super::{Forked, Points, inputs_of, kernels_of, step_program};
 use crate::error::Failure;
 use moetwin::cuda::exec::gpu::Host;
 use moetwin::cuda::exec::{AllReduceBackend, Choices, CudaExecutor, RankTimes, Repetitions};
@@ -11,7 +12,7 @@ use moetwin::runtime::reference::ExecuteError;
 use moetwin::runtime::weights::SyntheticWeights;
 use moetwin::runtime::{Action, Executor, Program};
 use moetwin::sim::collective::{CollectiveOp, Library};
-use moetwin::sim::cost::OwnExchange;
+use moetwin::sim::cost::{OwnExchange, OwnRow};
 use moetwin::sim::exec::collective_of;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -32,6 +33,8 @@ pub(crate) struct Ways {
 pub(crate) struct ExchangeRows {
     /// The rows.
     pub(crate) rows: Vec<OwnExchange>,
+    /// Kernels of the same steps.
+    pub(crate) kernels: Vec<OwnRow>,
     /// What was not measured, and why.
     pub(crate) left: Vec<String>,
     /// Steps with a stream beside the first, under NCCL.
@@ -55,12 +58,9 @@ pub(crate) fn exchange_rows<H: Host>(
     let mut found = ExchangeRows::default();
     for (deployment, library, backend) in all {
         let what = if deployment.ep > 1 { format!("dispatch over {n} ranks") } else { format!("sums over {n} ranks, {}", library.name()) };
-        let mut forked = Vec::new();
-        let result = one_way(spec, points, ways, (&deployment, library), &|capacity| open(backend, capacity), &mut forked);
-        found.forked.extend(forked);
-        match result {
-            Ok(Some(more)) => found.rows.extend(more),
-            Ok(None) => found.left.push(format!("{what} are left out: the time is over")),
+        match one_way(spec, points, ways, (&deployment, library), &|capacity| open(backend, capacity), &mut found) {
+            Ok(true) => {}
+            Ok(false) => found.left.push(format!("{what} are left out: the time is over")),
             // What a model or its GPUs do not admit is said; everything else is measured all the same.
             Err(Failure::Input(e)) => found.left.push(format!("{what} are left out: {}", e.message())),
             Err(e) => return Err(e),
@@ -69,15 +69,15 @@ pub(crate) fn exchange_rows<H: Host>(
     Ok(found)
 }
 
-/// One deployment; nothing where there was no time for it.
+/// One deployment; whether there was time for any of it.
 fn one_way<H: Host>(
     spec: &ModelSpec,
     points: &Points,
     ways: Ways,
     (deployment, library): (&Deployment, Library),
     open: &dyn Fn(u32) -> Result<CudaExecutor<H>, ExecuteError>,
-    forked: &mut Vec<Forked>,
-) -> Result<Option<Vec<OwnExchange>>, Failure> {
+    found: &mut ExchangeRows,
+) -> Result<bool, Failure> {
     let running = |e: ExecuteError| Failure::Running(e.to_string());
     let context = points.contexts.iter().min().copied().unwrap_or(1);
     let weights = SyntheticWeights::new(spec, points.seed);
@@ -89,10 +89,9 @@ fn one_way<H: Host>(
     let last = batches.len().saturating_sub(1);
     let batches: Vec<u32> = batches.into_iter().enumerate().filter(|(i, _)| i % 2 == 0 || *i == last).map(|(_, batch)| batch).collect();
     let mut executor: Option<CudaExecutor<H>> = None;
-    let mut rows = Vec::new();
-    for batch in batches {
+    for (nth, batch) in batches.into_iter().enumerate() {
         if Instant::now() > points.until {
-            return Ok((!rows.is_empty()).then_some(rows));
+            return Ok(nth > 0);
         }
         let step = Step::uniform(Phase::Decode, batch, context);
         let program = step_program(spec, &step, deployment, library == Library::OneShot)?;
@@ -104,12 +103,13 @@ fn one_way<H: Host>(
         let key = executor.prepare(program.clone()).map_err(running)?;
         let often = Repetitions { replays: 8, eager: 0, windows: 12, choices: Choices::Routed };
         let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
-        rows.extend(rows_of(&program, &times, ways, library, points.seed));
+        found.rows.extend(rows_of(&program, &times, ways, library, points.seed));
+        found.kernels.extend(times.iter().flat_map(|t| kernels_of(&program, t, points, true)));
         if library == Library::Nccl {
-            forked.extend(Forked::of(&program, &times, true));
+            found.forked.extend(Forked::of(&program, &times, true));
         }
     }
-    Ok(Some(rows))
+    Ok(true)
 }
 
 /// Exchanges of a measured step: of each what the member takes that takes least, since it waits for nobody.

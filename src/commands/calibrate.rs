@@ -12,6 +12,7 @@ use crate::measurement::Conditions;
 use crate::output::{self, NewFile};
 use crate::report::{calibrate as report, kernels};
 use crate::resolve;
+use crate::values::{each_once, whole};
 use clap::Args;
 use moetwin::cuda::exec::calibrate::{Exchanges, exchanges, floors};
 use moetwin::cuda::exec::{CudaExecutor, CudaOptions, DriverHost};
@@ -58,28 +59,28 @@ pub(crate) struct CalibrateArgs {
     #[arg(long, value_name = "NAME|FILE", num_args = 1..)]
     model: Vec<String>,
     /// On GPUs: first layers of each model [default: 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=64))]
     layers: Option<u32>,
     /// On GPUs: splits whose kernels are measured, N for tensor parallelism and epN for whole experts; rank 0 of each runs alone [default: 1,2,8,ep2]
     #[arg(long, value_name = "N|epN,..", value_delimiter = ',')]
     splits: Vec<Split>,
     /// On GPUs: sequences of the steps that are measured [default: 1,2,4,8,12,20,32,48,60,96]
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',')]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', value_parser = whole::<u32>(1..=4096))]
     batches: Vec<u32>,
-    /// On GPUs: tokens in the cache of each sequence [default: 64,512,2048]
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',')]
+    /// On GPUs: tokens in the cache of each sequence [default: 64,192,512,2048]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', value_parser = whole::<u32>(1..=1 << 20))]
     contexts: Vec<u32>,
     /// On GPUs: seconds after which no further step is begun [default: 120]
-    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, value_name = "S", value_parser = whole::<u64>(1..=3600))]
     budget: Option<u64>,
     /// On GPUs: choose launches by measurement, for `run --machine` to take
     #[arg(long)]
     tune: bool,
     /// On GPUs: seed of weights and tokens [default: 0]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>(0..=u64::MAX))]
     seed: Option<u64>,
     /// Measure all-reduces of these sizes only, and print them
-    #[arg(long, value_delimiter = ',', hide = true)]
+    #[arg(long, value_delimiter = ',', value_parser = whole::<u64>(1..=1 << 40), hide = true)]
     exchanges: Vec<u64>,
     /// Write the fitted machine here
     #[arg(long, short, value_name = "FILE")]
@@ -216,9 +217,9 @@ fn exchanges_only(args: &CalibrateArgs) -> Result<Outcome, Failure> {
     let asked = Asked::of(args, begin)?;
     let ranks = u32::try_from(gpus_at_hand(2, None)?.len()).unwrap_or(2);
     let exchanges = all_reduces(ranks, &args.exchanges)?;
-    let (mut rows, mut left) = (Vec::new(), Vec::new());
-    asked.exchanges(Ways { ranks, peer_access: false, one_shot: false }, &mut rows, &mut left, &mut Vec::new())?;
-    output::answer_json(&ThroughHost { exchanges, rows, left })?;
+    let mut gathered = Gathered::default();
+    asked.exchanges(Ways { ranks, peer_access: false, one_shot: false }, &mut gathered)?;
+    output::answer_json(&ThroughHost { exchanges, rows: gathered.exchanges, left: gathered.said })?;
     Ok(Outcome::Yes)
 }
 
@@ -228,16 +229,18 @@ struct Asked {
     points: Points,
 }
 
+/// Contexts that are measured where none are asked for: caches of few tiles of keys and of many, between which kernels choose their splits anew.
+const CONTEXTS: [u32; 4] = [64, 192, 512, 2048];
 /// Layers of which exchanges are measured: a dense one and one of experts, in the models that begin with dense ones.
 const EXCHANGE_LAYERS: usize = 2;
 
 impl Asked {
     fn of(args: &CalibrateArgs, begin: Instant) -> Result<Self, Failure> {
-        let or = |given: &[u32], default: &[u32]| if given.is_empty() { default.to_vec() } else { given.to_vec() };
-        let batches = calibration::numbers("--batches", &or(&args.batches, &[1, 2, 4, 8, 12, 20, 32, 48, 60, 96]), 4096)?;
-        let contexts = calibration::numbers("--contexts", &or(&args.contexts, &[64, 512, 2048]), 1 << 20)?;
-        let splits = if args.splits.is_empty() { default_splits() } else { args.splits.clone() };
-        let names = if args.model.is_empty() { vec!["kimi-k2.5".to_owned()] } else { args.model.clone() };
+        let or = |flag, given: &[u32], default: &[u32]| if given.is_empty() { default.to_vec() } else { each_once(flag, given) };
+        let batches = or("--batches", &args.batches, &[1, 2, 4, 8, 12, 20, 32, 48, 60, 96]);
+        let contexts = or("--contexts", &args.contexts, &CONTEXTS);
+        let splits = if args.splits.is_empty() { default_splits() } else { each_once("--splits", &args.splits) };
+        let names = if args.model.is_empty() { vec!["kimi-k2.5".to_owned()] } else { each_once("--model", &args.model) };
         let mut specs = Vec::new();
         for name in names {
             let spec = resolve::model("--model", &name)?.spec;
@@ -248,8 +251,8 @@ impl Asked {
         let points = Points { splits, batches, contexts, seed: args.seed.unwrap_or(0), until, tune: args.tune, least_ps: 1 };
         Ok(Self { specs, points })
     }
-    /// Exchanges of every model's steps.
-    fn exchanges(&self, ways: Ways, rows: &mut Vec<OwnExchange>, left: &mut Vec<String>, forked: &mut Vec<Forked>) -> Result<(), Failure> {
+    /// Exchanges of every model's steps, and the kernels between them.
+    fn exchanges(&self, ways: Ways, to: &mut Gathered) -> Result<(), Failure> {
         for (name, spec) in &self.specs {
             let mut spec = spec.clone();
             spec.layers.truncate(EXCHANGE_LAYERS);
@@ -257,9 +260,10 @@ impl Asked {
                 CudaExecutor::open(ways.ranks, CudaOptions { all_reduce, library: true, ..CudaOptions::new(capacity, DEADLINE) })
             };
             let found = exchange_rows(&spec, &self.points, ways, &open)?;
-            rows.extend(found.rows);
-            forked.extend(found.forked);
-            left.extend(found.left.into_iter().map(|why| format!("{name}: {why}")));
+            to.exchanges.extend(found.rows);
+            to.rows.extend(found.kernels);
+            to.forked.extend(found.forked);
+            to.said.extend(found.left.into_iter().map(|why| format!("{name}: {why}")));
         }
         Ok(())
     }
@@ -283,7 +287,7 @@ impl Gathered {
         let direct = all_reduces(ranks, &SIZES)?;
         calibration::progress(begin, "all-reduces");
         let mut all = calibration::tables(&direct, peer_access, source);
-        asked.exchanges(Ways { ranks, peer_access, one_shot: true }, &mut self.exchanges, &mut self.said, &mut self.forked)?;
+        asked.exchanges(Ways { ranks, peer_access, one_shot: true }, self)?;
         calibration::progress(begin, "exchanges of steps");
         let names: Vec<&str> = asked.specs.iter().map(|(name, _)| name.as_str()).collect();
         match calibration::exchanges_through_host(&HOST_SIZES, &names, &asked.points) {

@@ -6,6 +6,7 @@ use crate::report::check_log::LogReport;
 use crate::report::{check_json, check_text};
 use crate::resolve::{machine, model_folder, read_log, read_text};
 use crate::scenario::names_release;
+use crate::values::whole;
 use clap::Args;
 use moetwin::engines::catalog::Folder;
 use moetwin::engines::hardware::{find, gpu_names, major_minor, of_machine, said_sm, says_links};
@@ -45,7 +46,7 @@ extra_env, model_facts; gpu and gpus may stand outside of hardware"
     #[arg(long, value_name = "NAME")]
     gpu: Option<String>,
     /// GPUs, all hosts together
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=100_000))]
     gpus: Option<u32>,
     /// Links between the GPUs, in words
     #[arg(long, value_name = "WORDS")]

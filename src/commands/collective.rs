@@ -5,6 +5,7 @@ use crate::error::{Failure, InputError, Outcome};
 use crate::output::{self, NewFile};
 use crate::report::{collective_json, collective_text};
 use crate::resolve;
+use crate::values::{each_once, whole};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use moetwin::sim::Duration;
@@ -42,7 +43,7 @@ pub(crate) struct CollectiveArgs {
     #[arg(long, value_name = "OP", default_value = "all_reduce", value_parser = named(CollectiveOp::ALL, CollectiveOp::name))]
     op: CollectiveOp,
     /// GPUs that take part, from the first [default: all of the machine]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1024))]
     ranks: Option<u32>,
     /// Sizes in bytes; K, M and G are powers of 1024 [default: 1K to 128M, doubling]
     #[arg(long, value_name = "A,B,..", value_delimiter = ',', value_parser = size)]
@@ -99,14 +100,14 @@ fn size(text: &str) -> Result<u64, String> {
     let bytes = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift));
     match bytes {
         Some(bytes @ 1..=MOST_BYTES) => Ok(bytes),
-        _ => Err(format!("accepted: 1 to {MOST_BYTES} bytes, as 65536 or 64K (also M, G)")),
+        _ => Err(format!("no such size\n  accepted: 1 to {MOST_BYTES} bytes, as 65536 or 64K (also M, G)")),
     }
 }
 
 fn microseconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(us) if (0.0..=1e9).contains(&us) => Ok(Duration::from_seconds(us * 1e-6)),
-        _ => Err("accepted: microseconds from 0 to 1000000000, one for each rank".to_owned()),
+        _ => Err("no such time\n  accepted: microseconds from 0 to 1000000000, one for each rank".to_owned()),
     }
 }
 
@@ -159,7 +160,7 @@ fn predict(args: &CollectiveArgs) -> Result<Answer, Failure> {
         let message = format!("{} arrivals for {ranks} ranks", args.skew.len());
         return Err(InputError::new("--skew", message).accepted([format!("{ranks} figures with commas between")]).into());
     }
-    let mut sizes = args.sizes.clone();
+    let mut sizes = each_once("--sizes", &args.sizes);
     if sizes.is_empty() && args.explain.is_none() {
         sizes.extend(SIZES.map(|shift| 1u64 << shift));
     }

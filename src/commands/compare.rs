@@ -9,6 +9,7 @@ use crate::output;
 use crate::report::compare as report;
 use crate::resolve;
 use crate::scenario::Scenario;
+use crate::values::whole;
 use clap::{Args, ValueEnum};
 use moetwin::kernels::routing::{RecordedRouting, SampledRouting};
 use moetwin::models::OpClass;
@@ -70,13 +71,13 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["measured", "predicted", "rows"])]
     trace: Option<PathBuf>,
     /// Forward passes that the whole profile holds, where no repetition shows it
-    #[arg(long, value_name = "N", requires = "trace", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", requires = "trace", value_parser = whole::<u32>(1..=u32::MAX))]
     steps: Option<u32>,
     /// A trace of what was predicted, instead of predicting it now
     #[arg(long, value_name = "FILE", conflicts_with_all = ["machine", "routing", "p2p", "allreduce", "fuse_allreduce"])]
     predicted: Option<PathBuf>,
     /// Commands to list, worst first
-    #[arg(long, value_name = "N", default_value_t = 15)]
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = whole::<usize>(0..=usize::MAX))]
     rows: usize,
     #[command(flatten)]
     deployment: DeploymentArgs,

@@ -4,10 +4,11 @@ use crate::args::{DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Speculation};
 use crate::error::{Failure, InputError, Outcome};
 use crate::output;
 use crate::prediction::Served;
-use crate::report::profile::{self as report, ProfileAnswer};
+use crate::report::profile::{self as report, Assumed, ProfileAnswer};
 use crate::resolve;
 use crate::scenario::Scenario;
 use moetwin::kernels::routing::SampledRouting;
+use moetwin::models::Deployment;
 use moetwin::sim::exec::simulate;
 use moetwin::sim::machine;
 use moetwin::sim::measured::{self, Origin};
@@ -36,6 +37,7 @@ pub(crate) fn run(file: &Path, steps: Option<u32>, args: &DeploymentArgs) -> Res
     let routing = SampledRouting::new(scenario.routing.clone(), scenario.seed);
     let trace = simulate(&program, &scenario.machine, &routing, &scenario.options).map_err(|e| Failure::Running(e.to_string()))?;
     let answer = beside("--trace", file, &profile, steps, &scenario, &profile::planned(&program, &trace))?;
+    let answer = ProfileAnswer { assumed: assumed(args, &scenario), ..answer };
     if args.json {
         output::answer_json(&report::json(&answer))?;
     } else {
@@ -67,7 +69,8 @@ pub(crate) fn beside(
     let layers = u32::try_from(scenario.model.spec.layers.len()).unwrap_or(u32::MAX) / scenario.deployment.pp.max(1);
     let Some(step) = profile::summarize(profile, steps, layers) else {
         let message = format!(
-            "no step is found that repeats: its kernels are to follow each other in the same order at least twice and run the attention of {layers} layers"
+            "no step is found that repeats: its kernels are to follow each other in the same order at least twice and run the attention of {layers} layers of {}",
+            scenario.model.spec.name
         );
         let error = InputError::new(flag, message).value(file.to_string_lossy());
         return Err(error.accepted(["compare --steps N, the forward passes that the whole file holds"]).into());
@@ -89,24 +92,44 @@ pub(crate) fn beside(
         measured: report::held(profile, &step),
         beside: profile::beside(planned, &step),
         predicted: predicted(scenario),
+        assumed: Vec::new(),
         warnings,
     })
 }
 
-/// What was predicted, in words.
-fn predicted(scenario: &Scenario) -> String {
-    let d = &scenario.deployment;
-    let mut split = vec![format!("tp {}", d.tp)];
+/// What was predicted for want of a flag. A profile names its GPUs at most, so nothing else follows from it.
+fn assumed(args: &DeploymentArgs, scenario: &Scenario) -> Vec<Assumed> {
+    let split_is_given = args.splits_experts_or_heads() || args.pp.is_some() || args.replicas.is_some();
+    let all = [
+        (args.model.is_none(), "model", scenario.model.spec.name.clone(), "--model"),
+        (args.machine.is_none(), "machine", scenario.machine.name.clone(), "--machine"),
+        (!split_is_given, "split", split(&scenario.deployment), "--tp"),
+        (args.engine.is_none(), "engine", scenario.engine.name().to_owned(), "--engine"),
+        (args.batch.is_none(), "batch", scenario.step.sequences.len().to_string(), "--batch"),
+        (args.context.is_none(), "context", scenario.context.to_string(), "--context"),
+    ];
+    let open = all.into_iter().filter(|(open, ..)| *open);
+    open.map(|(_, what, value, flag)| Assumed { what, value, flag }).collect()
+}
+
+/// How a model is split, in words.
+fn split(d: &Deployment) -> String {
+    let mut words = vec![format!("tp {}", d.tp)];
     for (name, n) in [("pp", d.pp), ("dp-attention", d.dp_attention), ("ep", d.ep), ("dcp", d.dcp), ("replicas", d.replicas)] {
         if n > 1 {
-            split.push(format!("{name} {n}"));
+            words.push(format!("{name} {n}"));
         }
     }
+    words.join(", ")
+}
+
+/// What was predicted, in words.
+fn predicted(scenario: &Scenario) -> String {
     format!(
         "{} on {}, {}; {}, batch {}, context {}, graphs {}",
         scenario.model.spec.name,
         scenario.machine.name,
-        split.join(", "),
+        split(&scenario.deployment),
         scenario.phase_text(),
         scenario.step.sequences.len(),
         scenario.context,
@@ -188,6 +211,7 @@ impl Measured {
             measured: serde_json::json!({"source": "moetwin run", "devices": ranks.len(), "conditions": own.conditions}),
             beside: Beside { worst, rows, step, findings: found.findings },
             predicted: predicted(scenario),
+            assumed: Vec::new(),
             warnings: Vec::new(),
         })
     }

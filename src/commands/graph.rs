@@ -7,7 +7,7 @@ use crate::scenario::Scenario;
 use clap::{Args, ValueEnum};
 use moetwin::models::render::{self, Layers};
 use moetwin::models::text;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Forms of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -45,7 +45,7 @@ pub(crate) struct GraphArgs {
     /// Layers of a `dot` picture: one of each kind, or all [default: kinds]
     #[arg(long, value_enum)]
     layers: Option<Shown>,
-    /// Write it here instead of to standard output
+    /// Write it here instead of to standard output, which is -
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &GraphArgs) -> Result<Outcome, Failure> {
             return Err(InputError::new("--layers", "only a dot picture leaves layers out").value("kinds").accepted(["all"]).into());
         }
     };
-    let file = args.out.as_deref().map(|path| NewFile::plan("--out", path)).transpose()?;
+    let file = args.out.as_deref().filter(|path| *path != Path::new("-")).map(|path| NewFile::plan("--out", path)).transpose()?;
     let scenario = Scenario::new(&args.deployment)?;
     for flag in without_effect(&args.deployment, &scenario) {
         output::note(&format!("note: {flag} decides how the graph runs, not what it is; the graph is the same without it"));

@@ -14,6 +14,7 @@ use crate::generation::{self, Job, OnGpus, Shown, generate, gpus, reference};
 use crate::measurement::{Conditions, Measured};
 use crate::output::{self, NewFile};
 use crate::resolve;
+use crate::values::{real, whole};
 use answer::{json, report};
 use clap::{Args, ValueEnum};
 use flags::{all_reduce, check_ep_capacity, fuses_sums, injection, launcher, refuse_flags, tuning, without_effect};
@@ -32,6 +33,15 @@ const DEFAULT_MAX_TOKENS: u32 = 64;
 const DRAWN_PROMPT: u32 = 16;
 /// Prompt of the shipped model.
 const DEFAULT_PROMPT: &str = "ROMEO:";
+
+/// Flags of a run that answers something, which one that only measures a step has no use for.
+const ANSWERS: [&str; 5] = ["max_tokens", "dump", "record_routing", "inject", "ep_capacity"];
+/// Longest wait for anything on GPUs unless told otherwise, seconds.
+const DEFAULT_DEADLINE_S: u64 = 60;
+
+fn delay() -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync + 'static {
+    real("microseconds from 0 to 1000000", |us| (0.0..=1e6).contains(&us))
+}
 
 /// Who executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -99,37 +109,37 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, default_value_t = Backend::Cpu)]
     backend: Backend,
     /// Measure only this rank of the deployment, on one GPU; needs --backend cuda and --synthetic
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", value_parser = whole::<u32>(0..=4095), conflicts_with_all = ANSWERS)]
     only_rank: Option<u32>,
     /// Measure a decode step on a cache that no prompt filled; for made-up weights on GPUs
-    #[arg(long, conflicts_with_all = ["max_tokens", "dump", "record_routing", "inject", "ep_capacity"])]
+    #[arg(long, conflicts_with_all = ANSWERS)]
     no_prompt: bool,
     /// With --only-rank: microseconds that each collective takes
-    #[arg(long, value_name = "US", default_value_t = 0.0, allow_hyphen_values = true)]
+    #[arg(long, value_name = "US", default_value_t = 0.0, value_parser = delay(), allow_hyphen_values = true)]
     collective_delay: f64,
     /// Seeded weights (--seed) instead of a checkpoint's
     #[arg(long)]
     synthetic: bool,
     /// Only the first N layers
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=65_535))]
     layers: Option<u32>,
     /// Prompts: a safetensors file with `input_ids`, integers [sequences, tokens]
     #[arg(long, value_name = "FILE", group = "prompts")]
     input_ids: Option<PathBuf>,
     /// One prompt as token ids
-    #[arg(long, value_name = "ID,ID,..", value_delimiter = ',', group = "prompts")]
+    #[arg(long, value_name = "ID,ID,..", value_delimiter = ',', value_parser = whole::<u32>(0..=u32::MAX), group = "prompts")]
     prompt_ids: Option<Vec<u32>>,
     /// One prompt as text; needs the model's tokenizer.json
     #[arg(long, value_name = "TEXT", group = "prompts")]
     prompt: Option<String>,
     /// New tokens per sequence [default: 64]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1_048_576))]
     max_tokens: Option<u32>,
     /// 0 takes the likeliest token, more draws more freely (seeded by --seed)
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_hyphen_values = true)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = real("a number of 0 or more", |t| t >= 0.0), allow_hyphen_values = true)]
     temperature: f64,
     /// Draw only among the likeliest tokens that together reach this probability
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_hyphen_values = true)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = real("a number above 0, at most 1", |p| p > 0.0 && p <= 1.0), allow_hyphen_values = true)]
     top_p: f64,
     /// Write logits, hidden states and router choices of the prompts, as safetensors
     #[arg(long, value_name = "FILE")]
@@ -140,9 +150,9 @@ pub(crate) struct RunArgs {
     /// Measure the last pass command by command and write it as a trace; needs --backend cuda
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Longest wait for anything on GPUs, seconds
-    #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    deadline: u64,
+    /// Longest wait for anything on GPUs, seconds [default: 60]
+    #[arg(long, value_name = "S", value_parser = whole::<u64>(1..=86_400))]
+    deadline: Option<u64>,
     /// Products of many rows, as prompts make them [default: cublaslt]
     #[arg(long, value_enum)]
     matmul: Option<Matmul>,
@@ -150,7 +160,7 @@ pub(crate) struct RunArgs {
     #[arg(
         long,
         value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..=1_048_576),
+        value_parser = whole::<u32>(1..=1_048_576),
         long_help = "\
 Rows that a rank may send to another rank's experts in a pass (--a2a, --backend cuda). Less than all of them are packed and sent alone; a pass with \
 more is an error that names the rank and how many there were. By default there is room for all"
@@ -165,6 +175,18 @@ Make one rank fail on purpose, to see that the run ends with its name: `RANK:PHA
 warm-up, capture or serve, CALL the driver call of that phase from 0, and KIND die, stall, hang or oom; or a seed, which chooses all four"
     )]
     inject: Option<String>,
+}
+
+impl RunArgs {
+    fn deadline(&self) -> Duration {
+        Duration::from_secs(self.deadline.unwrap_or(DEFAULT_DEADLINE_S))
+    }
+    /// Says which flags were given and change nothing.
+    fn note_without_effect(&self) {
+        for (flag, on) in without_effect(self) {
+            output::note(&format!("note: {flag} has no effect on {on}"));
+        }
+    }
 }
 
 /// Executes the program.
@@ -191,7 +213,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     let all_reduce = all_reduce(args)?;
     let gpus = if args.backend == Backend::Cuda { gpus_at_hand(deployment.ranks(), launcher.as_ref())? } else { Vec::new() };
     let how = OnGpus {
-        deadline: Duration::from_secs(args.deadline),
+        deadline: args.deadline(),
         graphs: args.deployment.graphs != Some(Switch::Off),
         inject,
         all_reduce,
@@ -222,9 +244,7 @@ fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<O
         .map_err(|e| InputError::new(if e.to_string().starts_with("top-p") { "--top-p" } else { "--temperature" }, e.to_string()))?;
     let text = text_prompt(args).map(|text| open_text(text, &model.weights, &spec)).transpose()?;
     let prompts = prompts(args, &spec, text.as_ref())?;
-    for (flag, on) in without_effect(args) {
-        output::note(&format!("note: {flag} has no effect on {on}"));
-    }
+    args.note_without_effect();
     let weights = weights(args, name, &model.weights, &spec)?;
     if args.backend == Backend::Cpu {
         generation::holds(&spec, name, generation::available_bytes())?;
@@ -313,6 +333,7 @@ fn slice_of(args: &RunArgs, rank: Option<RankId>, deployment: Deployment, launch
     let spec = cut(resolve::model("--model", name)?.spec, args.layers)?;
     let step = args.deployment.step(&spec)?;
     let all_reduce = all_reduce(args)?;
+    args.note_without_effect();
     let at_hand = gpus_at_hand(if rank.is_some() { 1 } else { ranks }, None)?;
     let memory_bytes = at_hand.first().map_or(0, |g| g.memory_bytes);
     let options = CudaOptions {
@@ -320,7 +341,7 @@ fn slice_of(args: &RunArgs, rank: Option<RankId>, deployment: Deployment, launch
         all_reduce,
         library: args.matmul != Some(Matmul::Own),
         stand_in: rank.map(|_| Duration::from_secs_f64(args.collective_delay / 1e6)),
-        ..CudaOptions::new(0, Duration::from_secs(args.deadline))
+        ..CudaOptions::new(0, args.deadline())
     };
     let mut of = conditions(args, name, &deployment);
     of.collective_delay_us = rank.map(|_| args.collective_delay);

@@ -10,6 +10,7 @@ use crate::report::{html, sim_json, sim_text};
 use crate::requests::{self, RequestArgs};
 use crate::resolve;
 use crate::scenario::Scenario;
+use crate::values::whole;
 use clap::Args;
 use moetwin::sim::trace::chrome_trace;
 use std::path::PathBuf;
@@ -35,7 +36,7 @@ pub(crate) struct SimArgs {
     #[command(flatten)]
     requests: RequestArgs,
     /// Only the first N layers, as `run --layers`
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_535), conflicts_with = "requests")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=65_535), conflicts_with = "requests")]
     layers: Option<u32>,
     /// Write a Chrome trace-event file, which ui.perfetto.dev opens
     #[arg(long, value_name = "FILE")]

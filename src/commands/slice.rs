@@ -202,23 +202,27 @@ mod tests {
     use moetwin::runtime::weights::SyntheticWeights;
     use std::time::Duration;
 
-    fn sliced(rank: u32, delay_us: u64, memory_bytes: u64) -> Result<Sliced, Failure> {
+    /// The step of the shipped model in two ranks, on the fake: of `rank` alone where one is named. With a history of so many tokens, a stand-in that
+    /// takes so long, and GPUs of so much memory.
+    fn sliced(rank: Option<u32>, past: u32, delay_us: u64, memory_bytes: u64) -> Result<Sliced, Failure> {
         let (spec, host) = (builtin::spec().unwrap(), FakeHost::default());
         let weights = SyntheticWeights::new(&spec, 3);
+        let rank = rank.map(RankId);
         let slice = Slice {
             spec: &spec,
             weights: &weights,
             deployment: Deployment { tp: 2, ..Deployment::default() },
             fuse_sums: false,
-            step: Step::uniform(Phase::Decode, 2, 7),
-            rank: Some(RankId(rank)),
+            step: Step::uniform(Phase::Decode, 2, past),
+            rank,
             seed: 3,
-            conditions: Conditions { collective_delay_us: Some(delay_us as f64), ..Conditions::default() },
+            conditions: Conditions { collective_delay_us: rank.map(|_| delay_us as f64), ..Conditions::default() },
         };
         let open = |capacity| {
-            let stand_in = Some(Duration::from_micros(delay_us));
+            let stand_in = rank.map(|_| Duration::from_micros(delay_us));
             let options = CudaOptions { stand_in, ..CudaOptions::new(capacity, Duration::from_secs(10)) };
-            CudaExecutor::on(host.clone(), vec![RankId(rank)], 2, None, options)
+            let ranks = rank.map_or_else(|| vec![RankId(0), RankId(1)], |rank| vec![rank]);
+            CudaExecutor::on(host.clone(), ranks, 2, None, options)
         };
         let found = slice.measure(memory_bytes, open);
         assert_eq!(host.wrong(), [""; 0]);
@@ -227,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_rank_alone_holds_its_part_and_its_collectives_take_what_was_stated() {
-        let (short, long) = (sliced(1, 10, u64::MAX).unwrap(), sliced(1, 60, u64::MAX).unwrap());
+        let (short, long) = (sliced(Some(1), 7, 10, u64::MAX).unwrap(), sliced(Some(1), 7, 60, u64::MAX).unwrap());
         let exchanges = moetwin::runtime::session::collectives(&short.program) as f64;
         assert!(exchanges > 0.0 && short.exchanges_ms() >= exchanges * 0.010);
         assert!((long.exchanges_ms() - short.exchanges_ms() - exchanges * 0.050).abs() < exchanges * 0.002);
@@ -246,30 +250,13 @@ mod tests {
 
     #[test]
     fn a_rank_that_does_not_fit_is_refused_before_anything_is_loaded() {
-        let Err(Failure::Input(e)) = sliced(0, 0, 1 << 20) else { panic!("a GPU of a mebibyte held it") };
+        let Err(Failure::Input(e)) = sliced(Some(0), 7, 0, 1 << 20) else { panic!("a GPU of a mebibyte held it") };
         assert!(e.message().contains("needs") && e.message().contains("GiB"), "{}", e.message());
     }
 
     #[test]
     fn a_step_of_all_ranks_needs_no_prompt() {
-        let (spec, host) = (builtin::spec().unwrap(), FakeHost::default());
-        let weights = SyntheticWeights::new(&spec, 3);
-        let slice = Slice {
-            spec: &spec,
-            weights: &weights,
-            deployment: Deployment { tp: 2, ..Deployment::default() },
-            fuse_sums: false,
-            step: Step::uniform(Phase::Decode, 2, 4000),
-            rank: None,
-            seed: 3,
-            conditions: Conditions::default(),
-        };
-        let open = |capacity| {
-            let options = CudaOptions::new(capacity, Duration::from_secs(10));
-            CudaExecutor::on(host.clone(), vec![RankId(0), RankId(1)], 2, None, options)
-        };
-        let found = slice.measure(u64::MAX, open).unwrap();
-        assert_eq!(host.wrong(), [""; 0]);
+        let found = sliced(None, 4000, 0, u64::MAX).unwrap();
         assert_eq!(found.times.iter().map(|t| t.rank).collect::<Vec<_>>(), [0, 1]);
         assert_eq!((found.conditions.only_rank, found.conditions.sequences.as_slice()), (None, &[(4000, 1), (4000, 1)][..]));
         assert!(found.exchanges_ms() > 0.0 && found.times.iter().all(|t| !t.captured_ps.is_empty() && !t.one_stream_ps.is_empty()));

@@ -5,9 +5,11 @@ use crate::digest::digest;
 use crate::error::{Failure, InputError, Outcome};
 use crate::launches::{Launcher, Launches};
 use crate::output::{self, NewFile, Progress};
+use crate::requests::milliseconds;
 use crate::resolve;
 use crate::sweep::{Row, Space, pareto, run as predict_all};
 use crate::table::{Table, wrap};
+use crate::values::{each_once, whole};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -31,7 +33,7 @@ pub(crate) struct SweepArgs {
     #[command(flatten)]
     deployment: DeploymentArgs,
     /// Batches to try where --batch is not given
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "1,8,64", conflicts_with = "batch", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "1,8,64", conflicts_with = "batch", value_parser = whole::<u32>(1..=65_536))]
     batches: Vec<u32>,
     /// Drafting to try where --spec is not given
     #[arg(long, value_name = "SPEC,SPEC,..", value_delimiter = ',', default_value = "none", conflicts_with = "spec")]
@@ -40,13 +42,13 @@ pub(crate) struct SweepArgs {
     #[arg(long, value_enum, default_value_t = Objective::Latency)]
     objective: Objective,
     /// Longest time a token, milliseconds, for a deployment to count
-    #[arg(long, value_name = "MS", allow_hyphen_values = true)]
+    #[arg(long, value_name = "MS", value_parser = milliseconds(), allow_hyphen_values = true)]
     slo_ms: Option<f64>,
     /// Rows of the report
-    #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = whole::<u32>(1..=u32::MAX))]
     limit: u32,
     /// Row of which the report shows the launch commands (--json has them for every row)
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u32>(1..=u32::MAX))]
     row: u32,
     /// Keep rows in this file as they come, and take those it already has from it
     #[arg(long, value_name = "FILE")]
@@ -94,15 +96,12 @@ struct RejectedJson<'a> {
 
 /// Predicts every deployment and ranks them.
 pub(crate) fn run(args: &SweepArgs) -> Result<Outcome, Failure> {
-    if let Some(ms) = args.slo_ms.filter(|ms| !ms.is_finite() || *ms <= 0.0) {
-        return Err(InputError::new("--slo-ms", "a time is positive").value(ms.to_string()).into());
-    }
     let d = &args.deployment;
     let machine = resolve::machine("--machine", d.machine.as_deref().unwrap_or(DEFAULT_MACHINE))?;
     let name = d.model.as_deref().unwrap_or(DEFAULT_MODEL);
     let model = resolve::model("--model", name)?;
     let gpus = u32::try_from(machine.gpu_count()).unwrap_or(u32::MAX);
-    let (batches, specs) = (distinct(&args.batches), distinct(&args.specs));
+    let (batches, specs) = (each_once("--batches", &args.batches), each_once("--specs", &args.specs));
     let points = Space { fixed: d, batches: &batches, speculation: &specs, gpus }.points();
     if points.is_empty() {
         return Err(InputError::new("--tp", format!("no deployment of {} GPUs is left by these flags", gpus)).into());
@@ -169,17 +168,6 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Outcome, Failure> {
         output::answer(&text(&answer, args.limit as usize, chosen))?;
     }
     Ok(if counted > 0 { Outcome::Yes } else { Outcome::No })
-}
-
-/// The values, each once, in the order given.
-fn distinct<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
-    let mut out = Vec::new();
-    for value in values {
-        if !out.contains(value) {
-            out.push(*value);
-        }
-    }
-    out
 }
 
 /// How the engines launch a row, or why they do not.

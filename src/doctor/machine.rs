@@ -151,7 +151,7 @@ fn model(gpu: &Gpu, detail: &GpuDetail, findings: &[Finding], stamp: &Stamp) -> 
     model.l2_bytes = detail.l2_bytes;
     model.shared_memory_bytes_per_sm = detail.shared_bytes;
     if let Some(rate) = best([measured(findings, Check::Single, &[gpu.ordinal]).and_then(|m| m.bytes_per_s)].into_iter()) {
-        model.memory_reached_bytes_per_s = Some(stamp.figure(rate));
+        model.set_reached_memory(stamp.figure(rate));
     }
     model
 }
@@ -220,6 +220,7 @@ fn launch(examination: &Examination, like: &Machine, stamp: &Stamp) -> LaunchCos
         graph_launch: of(first.graph_launch_s, &l.graph_launch),
         eager_collective: of(None, &l.eager_collective),
         eager_nccl: of(None, &l.eager_nccl),
+        nccl_call: None,
         loop_nccl: Figure::assumed(Duration::ZERO, "loops of many launches"),
         graph_nccl: Figure::assumed(Duration::ZERO, "not measured apart from the collective"),
     }

@@ -3,6 +3,7 @@
 use super::sim_text::calls;
 use crate::table::{Table, count, wrap};
 use moetwin::sim::profile::{Beside, Profile, StepProfile, shortened};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -18,8 +19,21 @@ pub(crate) struct ProfileAnswer {
     pub(crate) beside: Beside,
     /// What was predicted, in words: model, machine, split, step.
     pub(crate) predicted: String,
+    /// What of that nobody said and the profile does not tell.
+    pub(crate) assumed: Vec<Assumed>,
     /// What a reader must know first.
     pub(crate) warnings: Vec<String>,
+}
+
+/// A default that holds for want of a flag.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Assumed {
+    /// What it is of.
+    pub(crate) what: &'static str,
+    /// The default.
+    pub(crate) value: String,
+    /// The flag that says otherwise.
+    pub(crate) flag: &'static str,
 }
 
 /// What a profile holds, in a sentence.
@@ -49,7 +63,13 @@ pub(crate) fn held(profile: &Profile, s: &StepProfile) -> Value {
 
 /// For a person.
 pub(crate) fn text(a: &ProfileAnswer) -> String {
-    let mut out = format!("Measured   {}\n           {}\nPredicted  {}\n\n", wrap(&a.file, 11), wrap(&a.said, 11), wrap(&a.predicted, 11));
+    let mut out = format!("Measured   {}\n           {}\nPredicted  {}\n", wrap(&a.file, 11), wrap(&a.said, 11), wrap(&a.predicted, 11));
+    if !a.assumed.is_empty() {
+        let all: Vec<String> = a.assumed.iter().map(|n| format!("{} {} ({})", n.what, n.value, n.flag)).collect();
+        let text = format!("{}: no flag said so. Where your engine ran otherwise, what follows compares different things", all.join(", "));
+        let _ = writeln!(out, "Assumed    {}", wrap(&text, 11));
+    }
+    out.push('\n');
     let step = &a.beside.step;
     let mut table = Table::new(["ms", "measured", "predicted", "difference"], &[]);
     let mut line = |name: &str, measured: Option<f64>, predicted: f64| {
@@ -100,6 +120,7 @@ pub(crate) fn json(a: &ProfileAnswer) -> Value {
         "file": a.file,
         "measured": a.measured,
         "predicted": a.predicted,
+        "assumed": a.assumed,
         "step": a.beside.step,
         "rows": a.beside.rows,
         "worst": a.beside.worst,

@@ -9,6 +9,7 @@ use crate::output;
 use crate::report::requests as report;
 use crate::resolve;
 use crate::scenario::Scenario;
+use crate::values::{each_once, real, whole};
 use clap::{Args, ValueEnum};
 use moetwin::models::{Phase, Step};
 use moetwin::sim::import::requests as trace;
@@ -41,7 +42,7 @@ arrival_s, prompt_tokens, output_tokens, or one that Azure, Vidur or Mooncake pu
     )]
     pub(crate) requests: Option<RequestSource>,
     /// Made-up requests a load
-    #[arg(long, requires = "requests", value_name = "N", default_value_t = DEFAULT_COUNT, value_parser = clap::value_parser!(u32).range(1..=1_000_000), help_heading = "Requests")]
+    #[arg(long, requires = "requests", value_name = "N", default_value_t = DEFAULT_COUNT, value_parser = whole::<u32>(1..=1_000_000), help_heading = "Requests")]
     pub(crate) request_count: u32,
     /// Tokens of a made-up prompt, or a range that each is drawn from
     #[arg(long, requires = "requests", value_name = "N|N-N", default_value = "1024", value_parser = range, help_heading = "Requests")]
@@ -50,10 +51,10 @@ arrival_s, prompt_tokens, output_tokens, or one that Azure, Vidur or Mooncake pu
     #[arg(long, requires = "requests", value_name = "N|N-N", default_value = "256", value_parser = range, help_heading = "Requests")]
     pub(crate) output_tokens: RangeInclusive<u32>,
     /// Requests that run at once at most (--max-running-requests, --max-num-seqs)
-    #[arg(long, requires = "requests", value_name = "N", default_value_t = DEFAULT_MAX_RUNNING, value_parser = clap::value_parser!(u32).range(1..=65_536), help_heading = "Requests")]
+    #[arg(long, requires = "requests", value_name = "N", default_value_t = DEFAULT_MAX_RUNNING, value_parser = whole::<u32>(1..=65_536), help_heading = "Requests")]
     pub(crate) max_running: u32,
     /// New tokens of a step at most (--chunked-prefill-size, --max-num-batched-tokens)
-    #[arg(long, requires = "requests", value_name = "N", default_value_t = DEFAULT_BUDGET, value_parser = clap::value_parser!(u32).range(16..=1_048_576), help_heading = "Requests")]
+    #[arg(long, requires = "requests", value_name = "N", default_value_t = DEFAULT_BUDGET, value_parser = whole::<u32>(16..=1_048_576), help_heading = "Requests")]
     pub(crate) step_tokens: u32,
     /// Who shares a step
     #[arg(
@@ -68,10 +69,10 @@ fills it up with prompts (vLLM) [default: as the engine does; prompts-first for 
     )]
     pub(crate) batching: Option<BatchingKind>,
     /// Time to the first token that counts as good, milliseconds
-    #[arg(long, requires = "requests", value_name = "MS", help_heading = "Requests", allow_hyphen_values = true)]
+    #[arg(long, requires = "requests", value_name = "MS", value_parser = milliseconds(), help_heading = "Requests", allow_hyphen_values = true)]
     pub(crate) slo_ttft_ms: Option<f64>,
     /// Time between tokens that counts as good, milliseconds
-    #[arg(long, requires = "requests", value_name = "MS", help_heading = "Requests", allow_hyphen_values = true)]
+    #[arg(long, requires = "requests", value_name = "MS", value_parser = milliseconds(), help_heading = "Requests", allow_hyphen_values = true)]
     pub(crate) slo_tpot_ms: Option<f64>,
 }
 
@@ -102,12 +103,16 @@ impl FromStr for RequestSource {
             Some(("open", list)) => {
                 let rate = |t: &str| t.parse::<f64>().ok().filter(|r| r.is_finite() && *r > 0.0 && *r <= 1e6);
                 let rates = list.split(',').map(rate).collect::<Option<Vec<f64>>>();
-                Ok(Self::Open(rates.ok_or("open takes requests a second above 0, as in open:2.5 or open:1,2,4")?))
+                Ok(Self::Open(rates.ok_or(
+                    "no such rates\n  accepted: open:R,.. with requests a second above 0 and up to 1000000, as in open:2.5 or open:1,2,4",
+                )?))
             }
             Some(("closed", list)) => {
                 let users = |t: &str| t.parse::<u32>().ok().filter(|n| (1..=65_536).contains(n));
                 let users = list.split(',').map(users).collect::<Option<Vec<u32>>>();
-                Ok(Self::Closed(users.ok_or("closed takes users from 1 to 65536, as in closed:8 or closed:1,8,64")?))
+                Ok(Self::Closed(
+                    users.ok_or("no such users\n  accepted: closed:N,.. with users from 1 to 65536, as in closed:8 or closed:1,8,64")?,
+                ))
             }
             _ => Ok(Self::File(PathBuf::from(text))),
         }
@@ -119,8 +124,14 @@ fn range(text: &str) -> Result<RangeInclusive<u32>, String> {
     let (from, to) = text.split_once('-').unwrap_or((text, text));
     match (number(from), number(to)) {
         (Some(from), Some(to)) if from <= to => Ok(from..=to),
-        _ => Err("accepted: a number of tokens from 1, or two of them from the smaller to the larger as in 512-2048".to_owned()),
+        _ => Err("no such lengths\n  accepted: a number of tokens from 1, or two of them from the smaller to the larger as in 512-2048"
+            .to_owned()),
     }
+}
+
+/// A time that an objective may be.
+pub(crate) fn milliseconds() -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync + 'static {
+    real("milliseconds above 0", |ms| ms > 0.0)
 }
 
 /// One load and how it was served.
@@ -152,12 +163,6 @@ pub(crate) struct Answer {
 /// Serves and prints.
 pub(crate) fn run(args: &DeploymentArgs, requests: &RequestArgs, source: &RequestSource) -> Result<Outcome, Failure> {
     refuse_flags_of_a_step(args)?;
-    let objectives = [("--slo-ttft-ms", requests.slo_ttft_ms), ("--slo-tpot-ms", requests.slo_tpot_ms)];
-    for (flag, ms) in objectives.into_iter().filter_map(|(f, ms)| Some((f, ms?))) {
-        if !ms.is_finite() || ms <= 0.0 {
-            return Err(InputError::new(flag, "a time is positive").value(ms.to_string()).into());
-        }
-    }
     let scenario = Scenario::new(args)?;
     let loads = loads(requests, source, &scenario)?;
     let capacity = Capacity::of(&scenario, requests.max_running, requests.step_tokens)?;
@@ -225,9 +230,11 @@ fn loads(args: &RequestArgs, source: &RequestSource, scenario: &Scenario) -> Res
     let made_up = |rate| serving::made_up(count, rate, &lengths, scenario.seed);
     let (all, flag): (Vec<NamedLoad>, _) = match source {
         RequestSource::Open(rates) => {
+            let rates = each_once("--requests", rates);
             (rates.iter().map(|r| (format!("open:{r}"), Load::Open, made_up(Some(*r)))).collect(), "--prompt-tokens")
         }
         RequestSource::Closed(users) => {
+            let users = each_once("--requests", users);
             (users.iter().map(|n| (format!("closed:{n}"), Load::Closed { users: *n }, made_up(None))).collect(), "--prompt-tokens")
         }
         RequestSource::File(path) => {

@@ -1,7 +1,7 @@
 //! Launches of the attention kernels.
 
 use super::matrix::Product;
-use super::plan::{LaunchError, Plan, SHARED_LIMIT_BYTES, WARPS, frequencies};
+use super::plan::{BLOCK, LaunchError, Plan, SHARED_LIMIT_BYTES, WARPS, frequencies};
 use super::storage::Storage;
 use super::{Arg, Element};
 use moetwin_models::Op;
@@ -44,6 +44,10 @@ const ABSORB_ROWS: u64 = 8;
 const COMBINE_BLOCK: u32 = 128;
 /// Splits that the combining kernel's loop handles a round.
 const UNROLLED_SPLITS: u64 = 4;
+/// Splits of a token up to which they are the blocks of a cluster, which merges them itself (`ATTEND` in decode.cu).
+const MERGED_SPLITS: u64 = 4;
+/// Most elements of a head that are prepared by a thread each.
+const MOST_HEAD: u64 = 1024;
 
 /// One attention over a cache.
 struct Attend {
@@ -135,7 +139,12 @@ impl Plan<'_> {
             Arg::F32(rope.map_or(1.0, |r| r.attention_factor() as f32)),
             Arg::F32(eps.unwrap_or(0.0) as f32),
         ];
-        self.rows("attention.cu", "qkv_prepare", rows, heads + 2 * kv_heads, 4 * d, args)
+        // A thread an element.
+        if d > MOST_HEAD {
+            return Err(self.no_kernel("a head of more than 1024 elements"));
+        }
+        let block = d.next_multiple_of(32) as u32;
+        self.grid("attention.cu", "qkv_prepare", [rows, heads + 2 * kv_heads, 1], block, 4 * d, args)
     }
 
     fn gqa_attention(&mut self, d: u64, scale: f64, window: u32) -> Result<(), LaunchError> {
@@ -224,7 +233,9 @@ impl Plan<'_> {
         } else {
             FULL_BLOCKS.div_ceil(blocks).min(longest.div_ceil(TILE_ROWS)).max(1)
         };
-        let (partial, states) = self.split_scratch(a, splits);
+        let merged = splits > 1 && splits <= MERGED_SPLITS;
+        let splits = if splits > 2 && merged { MERGED_SPLITS } else { splits };
+        let (partial, states) = if merged { (Arg::Null, Arg::Null) } else { self.split_scratch(a, splits) };
         let args = vec![
             Arg::Input(0),
             Arg::Input(1),
@@ -244,13 +255,19 @@ impl Plan<'_> {
             Arg::F32(a.scale as f32),
             self.int(splits, "splits")?,
         ];
-        let kernel = match a.value_width {
-            0..=128 => "attend_1",
-            129..=256 => "attend_2",
-            _ => "attend_4",
+        let kernel = match (a.value_width, if merged { splits } else { 1 }) {
+            (0..=128, 1) => "attend_1",
+            (0..=128, 2) => "attend_1_pair",
+            (0..=128, _) => "attend_1_cluster",
+            (129..=256, 1) => "attend_2",
+            (129..=256, 2) => "attend_2_pair",
+            (129..=256, _) => "attend_2_cluster",
+            (_, 1) => "attend_4",
+            (_, 2) => "attend_4_pair",
+            _ => "attend_4_cluster",
         };
         self.grid("decode.cu", kernel, [a.rows, across, splits], THREADS, a.shared_bytes(), args)?;
-        self.combine(a, splits, partial, states)
+        if merged { Ok(()) } else { self.combine(a, splits, partial, states) }
     }
 
     /// MLA with many heads: all of them share the rows that a block reads.
@@ -329,6 +346,9 @@ impl Plan<'_> {
         let (_, latent) = self.matrix(self.node.inputs[1])?;
         let dim = u64::from(rope.dim);
         let heads = columns / (u64::from(nope) + dim);
+        if dim > 2 * u64::from(BLOCK) {
+            return Err(self.no_kernel("a rotation of more than 512 elements"));
+        }
         let args = vec![
             Arg::Input(0),
             Arg::Input(1),

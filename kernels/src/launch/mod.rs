@@ -4,12 +4,14 @@ mod attention;
 mod matrix;
 pub mod one_shot;
 mod plan;
+mod router;
 pub mod storage;
 #[cfg(test)]
 mod tests;
 pub mod tuning;
 
 pub use plan::{HOPPER_SHARED_BYTES, LaunchError, SHARED_LIMIT_BYTES, launches, launches_with, row_block};
+pub use router::{carried_by, carrier_of};
 pub use storage::{Storage, storage_of};
 pub use tuning::{Choice, Tuning};
 
@@ -98,7 +100,7 @@ pub const LIBRARY_ROWS: u64 = 17;
 /// An argument of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Arg {
-    /// Address of the node's operand with this index.
+    /// Address of the node's operand with this index; from the number of its operands on those of the node that it carries ([`carried_by`]).
     Input(usize),
     /// Address inside the node's operand with this index.
     InputAt {

@@ -18,12 +18,17 @@ const PACKET_BYTES_PER_BYTE: u64 = 2;
 /// of it than of the sum alone; what it saves, a launch, a fence and a trip over the link, does not grow. On two H200 rows of 7168 took 6.9, 8.1 and
 /// 15.6 us at 1, 16 and 64 of them, sum and norm apart 8.1, 9.3 and 14.3: equal at about 570 KB (2026-11-30).
 const FUSED_SENT_BYTES: u64 = 1 << 19;
-/// Threads of a block of a fused norm, and blocks that share a wide row (`all_reduce_add_rms_norm_wide` in exchange.cu).
+/// Threads of a block of a fused norm.
 pub const FUSED_BLOCK: u32 = 256;
-/// See [`FUSED_BLOCK`].
-pub const WIDE_PARTS: u32 = 4;
-/// The longest row of a fused norm: its blocks keep it in shared memory, as f32.
-const MOST_WIDTH: u64 = 16_384;
+/// Blocks that share a row that is too wide for one (`all_reduce_add_rms_norm_wide` in exchange.cu).
+const WIDE_PARTS: u32 = 4;
+/// The longest row of a fused norm: its blocks hold it in registers.
+const MOST_WIDTH: u64 = AT_ONCE * FUSED_BLOCK as u64 * WIDE_PARTS as u64;
+
+/// Blocks that share a row of a fused norm.
+pub fn fused_parts(width: u64) -> u32 {
+    if width <= AT_ONCE * u64::from(FUSED_BLOCK) { 1 } else { WIDE_PARTS }
+}
 
 /// The largest all-reduce among so many ranks that takes one shot: beyond it every rank reading everything costs more than the steps it saves.
 /// Two ranks always take one up to the size of their buffer, four below 512 KiB, eight below 256 KiB (vLLM's `custom_all_reduce.cuh`).

@@ -1,8 +1,9 @@
 //! From an op and a rank's local sizes to launches.
 
+use super::router::carrier_of;
 use super::{Arg, DenseProduct, Launch, Launches, Table, Tuning};
 use moetwin_models::graph::SplitError;
-use moetwin_models::spec::{Activation, GroupScore, RopeSpec, RouterSpec, Scoring};
+use moetwin_models::spec::{Activation, RopeSpec};
 use moetwin_models::{Axis, Graph, Node, NodeId, Op, RankId, TensorId};
 
 /// Warps of a block in the projection and attention kernels (`WARPS` in attention.cu, `MMA_WARPS` in mma.cuh).
@@ -20,8 +21,6 @@ const ALIGNMENT_BYTES: u64 = 256;
 
 /// Blocks that share a row of logits (`PARTS` in elementwise.cu).
 const ARGMAX_PARTS: u64 = 8;
-/// Experts of a router whose choice a thread an expert makes (`route_ranked` in route.cu).
-const RANKED_EXPERTS: u64 = 512;
 
 /// Why an op has no launches.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -57,7 +56,7 @@ pub fn launches(graph: &Graph, node: NodeId, rank: RankId) -> Result<Launches, L
 
 /// The same with choices that were measured, and for the architecture that they name.
 pub fn launches_with(graph: &Graph, node: NodeId, rank: RankId, tuning: &Tuning) -> Result<Launches, LaunchError> {
-    let mut plan = Plan { graph, node: &graph.nodes[node], rank, tuning, out: Launches::default() };
+    let mut plan = Plan { graph, id: node, node: &graph.nodes[node], rank, tuning, out: Launches::default() };
     plan.op()?;
     Ok(plan.out)
 }
@@ -65,6 +64,7 @@ pub fn launches_with(graph: &Graph, node: NodeId, rank: RankId, tuning: &Tuning)
 /// The plan of one node on one rank.
 pub(super) struct Plan<'a> {
     pub(super) graph: &'a Graph,
+    pub(super) id: NodeId,
     pub(super) node: &'a Node,
     pub(super) rank: RankId,
     pub(super) tuning: &'a Tuning,
@@ -86,23 +86,26 @@ impl Plan<'_> {
                     self.int(start.start, "vocabulary")?,
                     self.int(start.end - start.start, "vocabulary")?,
                 ];
-                self.rows("elementwise.cu", "embed", rows, 1, 0, args)
+                self.grid("elementwise.cu", "embed", [rows, 1, 1], row_block(hidden).0, 0, args)
             }
             Op::RmsNorm { eps } => {
                 let (rows, n) = self.matrix_out(0)?;
                 let args = vec![Input(0), Input(1), Output(0), self.int(n, "columns")?, Arg::F32(*eps as f32)];
-                self.grid("elementwise.cu", "rms_norm", [rows, 1, 1], row_block(n), 4 * n, args)
+                let (block, shared) = row_block(n);
+                self.grid("elementwise.cu", "rms_norm", [rows, 1, 1], block, shared, args)
             }
             Op::AddRmsNorm { eps } => {
                 let (rows, n) = self.matrix_out(0)?;
                 let args = vec![Input(0), Input(1), Input(2), Output(0), Output(1), self.int(n, "columns")?, Arg::F32(*eps as f32)];
-                self.grid("elementwise.cu", "add_rms_norm", [rows, 1, 1], row_block(n), 4 * n, args)
+                let (block, shared) = row_block(n);
+                self.grid("elementwise.cu", "add_rms_norm", [rows, 1, 1], block, shared, args)
             }
             Op::AllReduceAddRmsNorm { eps, .. } => {
                 let (rows, n) = self.matrix_out(0)?;
                 let sum = self.scratch(2 * rows * n);
                 let args = vec![sum, Input(1), Input(2), Output(0), Output(1), self.int(n, "columns")?, Arg::F32(*eps as f32)];
-                self.grid("elementwise.cu", "add_rms_norm", [rows, 1, 1], row_block(n), 4 * n, args)
+                let (block, shared) = row_block(n);
+                self.grid("elementwise.cu", "add_rms_norm", [rows, 1, 1], block, shared, args)
             }
             Op::Add => {
                 let (rows, n) = self.matrix_out(0)?;
@@ -130,8 +133,9 @@ impl Plan<'_> {
             Op::Argmax => {
                 let (rows, n) = self.matrix(self.node.inputs[0])?;
                 let args = vec![Input(0), Output(0), self.int(n, "columns")?];
-                self.grid("elementwise.cu", "argmax", [ARGMAX_PARTS, rows, 1], BLOCK, 0, args)
+                self.grid("elementwise.cu", "argmax", [ARGMAX_PARTS, rows, 1], WIDE_BLOCK, 0, args)
             }
+            Op::Linear { .. } if carrier_of(self.graph, self.id, self.rank).is_some() => Ok(()),
             Op::Linear { .. } => self.linear(),
             Op::Route { router, topk } => self.route(router, *topk),
             Op::PlaceExperts => self.place_experts(),
@@ -194,67 +198,6 @@ impl Plan<'_> {
         }
     }
 
-    fn route(&mut self, router: &RouterSpec, topk: u32) -> Result<(), LaunchError> {
-        use Arg::{I32, Input, Output};
-        let (rows, experts) = self.matrix(self.node.inputs[0])?;
-        let scoring = match router.scoring {
-            Scoring::Sigmoid => 0,
-            Scoring::Softmax => 1,
-            Scoring::SoftmaxTopk => 2,
-        };
-        let bias = if self.node.inputs.len() > 1 { Input(1) } else { Arg::Null };
-        let args = vec![
-            Input(0),
-            bias,
-            Output(0),
-            Output(1),
-            self.int(experts, "experts")?,
-            I32(topk as i32),
-            I32(scoring),
-            I32(router.groups as i32),
-            I32(router.topk_groups as i32),
-            I32(i32::from(router.group_score == GroupScore::TopTwoSum)),
-            I32(i32::from(router.normalize)),
-            Arg::F32(router.normalize_eps as f32),
-            Arg::F32(router.scale as f32),
-        ];
-        if topk > 32 {
-            return Err(self.no_kernel("a choice of more than 32 experts"));
-        }
-        if router.topk_groups >= router.groups && experts <= RANKED_EXPERTS && u64::from(topk) <= experts {
-            // Groups have no part in it.
-            let args = args.into_iter().enumerate().filter(|(i, _)| !(7..10).contains(i)).map(|(_, a)| a).collect();
-            let block = u32::try_from(experts.next_multiple_of(32)).unwrap_or(BLOCK);
-            let shared = 4 * (experts.next_multiple_of(4) + u64::from(topk));
-            return self.grid("route.cu", "route_ranked", [rows, 1, 1], block, shared, args);
-        }
-        self.rows("route.cu", "route", rows, 1, 4 * (2 * experts + u64::from(router.groups)), args)
-    }
-
-    fn place_experts(&mut self) -> Result<(), LaunchError> {
-        use Arg::{Input, Output};
-        let (rows, topk) = self.matrix_out(0)?;
-        let first = self.graph.local_shape(self.node.inputs[0], self.rank)?[0].start;
-        let Some(placement) = &self.graph.deployment.placement else { return Err(self.no_kernel("a placement op without a placement")) };
-        let experts = placement.physical_to_logical.iter().max().map_or(0, |m| m + 1);
-        let mut starts = vec![0];
-        let mut slots = Vec::new();
-        for e in 0..experts {
-            slots.extend(placement.slots(e).map(|s| s as i32));
-            starts.push(slots.len() as i32);
-        }
-        let args = vec![
-            Input(0),
-            Arg::Table(Table::I32(starts)),
-            Arg::Table(Table::I32(slots)),
-            Output(0),
-            self.int(rows * topk, "pairs")?,
-            self.int(topk, "topk")?,
-            self.int(first, "tokens")?,
-        ];
-        self.rows("route.cu", "place_experts", (rows * topk).div_ceil(u64::from(BLOCK)), 1, 0, args)
-    }
-
     /// `[rows, columns]` that the rank holds of a tensor, dimensions after the first multiplied.
     pub(super) fn matrix(&self, tensor: TensorId) -> Result<(u64, u64), LaunchError> {
         let sizes = self.graph.local_sizes(tensor, self.rank)?;
@@ -289,9 +232,12 @@ impl Plan<'_> {
     }
 }
 
-/// Threads for a row of `n` elements, eight a thread. They decide the order in which a norm's squares are added.
-pub fn row_block(n: u64) -> u32 {
-    if n >= 4096 { WIDE_BLOCK } else { BLOCK }
+/// Threads for a row of `n` elements, eight a thread, and the shared memory that it takes: none where registers hold it (`held_by_block` in
+/// elementwise.cu).
+pub fn row_block(n: u64) -> (u32, u64) {
+    let block = n.div_ceil(8).next_multiple_of(32).min(u64::from(WIDE_BLOCK));
+    let held = n.is_multiple_of(8) && n <= 8 * block;
+    (block as u32, if held { 0 } else { 4 * n })
 }
 
 pub(super) fn activation_args(activation: Activation) -> [Arg; 3] {

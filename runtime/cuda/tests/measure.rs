@@ -98,6 +98,27 @@ fn what_is_not_captured_has_no_replays() {
 }
 
 #[test]
+fn what_finds_no_room_to_empty_the_cache_with_is_not_measured() {
+    let spec = model();
+    let (_, decode) = programs(&spec, &Deployment::single());
+    let attempt = |memory_bytes: u64| {
+        let host = FakeHost::default().with_memory(memory_bytes);
+        let mut executor = CudaExecutor::on(host.clone(), vec![RankId(0)], 1, None, options(10, None)).unwrap();
+        executor.load(&decode, RankId(0), &SyntheticWeights::new(&spec, 1)).unwrap();
+        let key = executor.prepare(decode.clone()).unwrap();
+        let found = executor.measure(key, &inputs(), OFTEN).map_err(|e| e.to_string());
+        drop(executor);
+        assert_eq!((host.wrong(), host.open_gpus()), (Vec::<String>::new(), 0));
+        found
+    };
+    let refused = attempt(128 << 20).unwrap_err();
+    for words in ["rank 0", "192 MiB free", "in the cache", "OUT_OF_MEMORY", "--layers"] {
+        assert!(refused.contains(words), "{words}: {refused}");
+    }
+    assert!(attempt(512 << 20).is_ok());
+}
+
+#[test]
 fn experts_can_be_drawn_instead_of_routed() {
     let host = FakeHost::default();
     let spec = model();

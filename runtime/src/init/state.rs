@@ -50,10 +50,6 @@ impl RankState {
     pub fn has_started(&self, step: StepId) -> bool {
         self.started.contains(&step)
     }
-    /// Whether a step has ended.
-    pub fn has_ended(&self, step: StepId) -> bool {
-        self.ended.contains(&step)
-    }
 }
 
 impl FleetState {

@@ -287,9 +287,4 @@ impl Ledger {
         }
         Ok(())
     }
-    /// Bytes left on the fullest rank once everything is allocated, negative where it does not fit.
-    pub fn headroom_bytes(&self, capacity_bytes: u64) -> i128 {
-        let peak = |r: &RankLedger| r.phase_bytes(MemoryPhase::GraphCapture).max(r.phase_bytes(MemoryPhase::Load));
-        i128::from(capacity_bytes) - i128::from(self.ranks.iter().map(peak).max().unwrap_or(0))
-    }
 }

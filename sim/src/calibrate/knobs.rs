@@ -1,6 +1,6 @@
 //! The figures that a fit may move.
 
-use crate::machine::{Figure, Link, LinkKind, Machine, Origin};
+use crate::machine::{Figure, Link, LinkKind, Machine, NCCL_CALL, Origin};
 use crate::time::Duration;
 
 /// A figure that may be fitted: durations and rates alike are scaled.
@@ -61,7 +61,6 @@ pub(super) fn knobs() -> Vec<(&'static str, Find)> {
         "collectives.custom.push_barrier_ps": collectives.custom.push_barrier,
         "collectives.custom.per_rank_ps": collectives.custom.per_rank,
         "collectives.custom.phase_ps": collectives.custom.phase,
-        "launch.eager_kernel_ps": launch.eager_kernel,
         "launch.eager_collective_ps": launch.eager_collective,
         "launch.eager_nccl_ps": launch.eager_nccl,
         "launch.loop_nccl_ps": launch.loop_nccl,
@@ -82,6 +81,11 @@ pub(super) fn knobs() -> Vec<(&'static str, Find)> {
         "collectives.point_to_point.link_permille": collectives.point_to_point.link_permille,
         "collectives.custom.link_permille": collectives.custom.link_permille,
     ]);
+    // A loop of collectives says what a call of NCCL costs the host, not what a launch of any kernel does. The search begins where calls can be
+    // longer than small collectives: below it no factor would change anything.
+    out.push(("launch.nccl_call_ps", |machine| {
+        vec![Knob::Time(machine.launch.nccl_call.get_or_insert_with(|| Figure::assumed(NCCL_CALL, "a call of NCCL on a box of H200")))]
+    }));
     let nvls: [(&'static str, Find); 6] = [
         ("collectives.nvls.symmetric_latency_ps", |machine| {
             machine.collectives.nvls.iter_mut().map(|nvls| Knob::Time(&mut nvls.symmetric_latency)).collect()

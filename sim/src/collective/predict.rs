@@ -329,7 +329,11 @@ fn launch_extra(request: &CollectiveRequest, choice: &Choice, plan: &Plan, spans
         Launch::Node => Duration::ZERO,
         Launch::Graph if own => Duration::ZERO,
         Launch::Graph => machine.launch.graph_nccl.value,
-        Launch::Loop => (machine.launch.eager_kernel.value - device) + if own { Duration::ZERO } else { machine.launch.loop_nccl.value },
+        Launch::Loop if own => machine.launch.eager_kernel.value - device,
+        Launch::Loop => {
+            let call = machine.launch.nccl_call.as_ref().unwrap_or(&machine.launch.eager_kernel);
+            (call.value - device) + machine.launch.loop_nccl.value
+        }
         Launch::Eager => {
             let memory =
                 request.ranks.iter().filter_map(|&rank| machine.gpu(rank)).map(|gpu| gpu.reached_memory().value).min().unwrap_or(1);

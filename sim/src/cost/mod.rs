@@ -29,6 +29,7 @@ pub use tables::{FamilyError, KernelTables, family_errors, family_totals};
 
 use interpolate::Fit;
 use moetwin_kernels::cost::{CostFacts, CostShape};
+use moetwin_kernels::launch::carrier_of;
 use moetwin_models::{Graph, NodeId, Op, RankId};
 use rates::family_floor_us;
 use serde::Serialize;
@@ -236,6 +237,10 @@ impl<T: CostTable> CostModel<T> {
     /// What our own kernels take, where they were measured.
     fn own_cost(&self, graph: &Graph, node: NodeId, rank: RankId, facts: &CostFacts) -> Option<OpCost> {
         let own = self.own.as_ref()?;
+        // The choice's kernel computes these logits.
+        if carrier_of(graph, node, rank).is_some() {
+            return Some(OpCost::NOTHING);
+        }
         let work = OwnWork::of(graph, node, rank, facts)?;
         if let Some(known) = self.known_own.borrow().get(&work) {
             return *known;

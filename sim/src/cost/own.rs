@@ -8,7 +8,7 @@ use super::query::weight_format;
 use super::rates::{Element, GpuRates};
 use super::{OpCost, OwnExchange, Provenance, op_cost};
 use moetwin_kernels::cost::{CostFacts, CostShape};
-use moetwin_kernels::launch::{Choice, Launch, launches};
+use moetwin_kernels::launch::{Choice, Launch, carried_by, launches};
 use moetwin_models::{Graph, NodeId, Op, RankId, TensorKind};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -78,6 +78,9 @@ pub struct OwnWork {
     pub bytes: u64,
     /// Multiply-adds count two.
     pub flops: u64,
+    /// Whether other ranks ran beside: between exchanges kernels of a microsecond or two add less to a step than they do on one GPU alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub peers: bool,
 }
 
 /// What a kernel of no bytes takes in the model that quotients are taken of, microseconds. It keeps quotients of small kernels near one.
@@ -89,6 +92,8 @@ const ERROR: f64 = 0.08;
 const NOISE_US: f64 = 0.3;
 /// How much a doubling of blocks weighs against one of tokens or bytes.
 const BLOCKS_WEIGH: f64 = 2.0;
+/// What peers beside a row and none beside another weigh, in doublings of tokens.
+const PEERS_WEIGH: f64 = 1.0;
 /// How far the nearest row may be, in doublings of tokens and bytes together, for a time to count as interpolated.
 const NEAR: f64 = 3.5;
 
@@ -113,17 +118,26 @@ impl OwnWork {
             CostShape::Attention { heads, tokens, .. } => (format!("{heads} heads, {}", widths(graph, id, rank)?), *tokens),
             CostShape::Bytes => (widths(graph, id, rank)?, rows()?),
         };
-        let bytes = facts.weight_bytes.saturating_add(facts.read_bytes).saturating_add(facts.write_bytes);
+        let mut bytes = facts.weight_bytes.saturating_add(facts.read_bytes).saturating_add(facts.write_bytes);
+        let mut shape = shape;
+        // A choice whose kernel computes the logits as well reads their weights.
+        if let Some(&weight) = carried_by(graph, id, rank).and_then(|n| graph.nodes[n].inputs.get(1)) {
+            let sizes = graph.local_sizes(weight, rank).ok()?;
+            bytes = bytes.saturating_add(graph.local_bytes(weight, rank).ok()?);
+            shape = format!("{shape}, of {}", sizes.last()?);
+        }
+        let peers = graph.deployment.ranks() > 1;
         // Of a sum with a norm it is the norm that is a kernel of ours by itself.
         let op = if let Op::AllReduceAddRmsNorm { eps, .. } = node.op { Op::AddRmsNorm { eps }.name() } else { node.op.name() };
-        Some(Self { op: op.to_owned(), shape, kernels, blocks, tokens, bytes, flops: facts.flops })
+        Some(Self { op: op.to_owned(), shape, kernels, blocks, tokens, bytes, flops: facts.flops, peers })
     }
     /// Distance to other work of the same shape, in doublings; those of blocks count most, as they come in steps.
     fn distance(&self, other: &Self) -> f64 {
         let log = |v: u64| libm::log2(v.max(1) as f64);
         let (t, b) = (log(self.tokens) - log(other.tokens), log(self.bytes) - log(other.bytes));
         let blocks = BLOCKS_WEIGH * (log(self.blocks) - log(other.blocks));
-        libm::sqrt(t * t + b * b + blocks * blocks)
+        let peers = if self.peers == other.peers { 0.0 } else { PEERS_WEIGH };
+        libm::sqrt(t * t + b * b + blocks * blocks + peers * peers)
     }
     /// What bytes, flops and a floor take, microseconds.
     fn model_us(&self, rates: &GpuRates) -> f64 {
@@ -226,7 +240,16 @@ mod tests {
     use crate::cost::rates::tests::rtx;
 
     fn work(tokens: u64, bytes: u64) -> OwnWork {
-        OwnWork { op: "linear".into(), shape: "7168 x 2048 bf16".into(), kernels: vec!["a".into()], blocks: 100, tokens, bytes, flops: 0 }
+        OwnWork {
+            op: "linear".into(),
+            shape: "7168 x 2048 bf16".into(),
+            kernels: vec!["a".into()],
+            blocks: 100,
+            tokens,
+            bytes,
+            flops: 0,
+            peers: false,
+        }
     }
 
     fn table(points: &[(u64, u64, u64)]) -> OwnKernels {
@@ -269,6 +292,18 @@ mod tests {
         own.rows.push(OwnRow { work: OwnWork { blocks: 200, ..work(72, 31 << 20) }, time_ps: 60_000_000 });
         let us = |blocks, tokens| own.estimate(&OwnWork { blocks, ..work(tokens, 31 << 20) }, &rates, None).unwrap().0;
         assert!(us(100, 64) < 34.0 && us(200, 66) > 55.0, "{} {}", us(100, 64), us(200, 66));
+    }
+
+    #[test]
+    fn rows_with_peers_speak_first_of_a_step_with_peers() {
+        let rates = rtx();
+        let mut own = table(&[(16, 1 << 20, 3_000_000), (32, 1 << 20, 3_000_000)]);
+        own.rows.push(OwnRow { work: OwnWork { peers: true, ..work(16, 1 << 20) }, time_ps: 1_000_000 });
+        let us = |peers, tokens| own.estimate(&OwnWork { peers, ..work(tokens, 1 << 20) }, &rates, None).unwrap();
+        assert_eq!((us(true, 16), us(false, 16)), ((1.0, Provenance::Measured), (3.0, Provenance::Measured)));
+        // Between rows of both kinds those of its own kind weigh most; one that is much nearer is heard all the same.
+        let (near, far) = (us(true, 20).0, us(true, 32).0);
+        assert!(near < 1.3 && far > near && far < 3.0, "{near} {far}");
     }
 
     #[test]

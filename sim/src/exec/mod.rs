@@ -24,7 +24,7 @@ pub use transport::{Exchange, NormAfter, Outcome, Transport};
 
 use crate::collective::{GraphMode, Library};
 use crate::cost::{CostModel, ImportedTables, Kernels};
-use crate::machine::Machine;
+use crate::machine::{LaunchCosts, Machine};
 use crate::time::{Duration, Time};
 use moetwin_kernels::routing::RoutingLoad;
 use moetwin_models::{AllToAll, IdVec, RankId};
@@ -179,6 +179,15 @@ impl Default for SimOptions {
     }
 }
 
+impl SimOptions {
+    /// What is taken for granted of the host's calls of NCCL, where it decides anything and this machine's was not measured.
+    pub fn assumed_call(&self, launch: &LaunchCosts) -> Option<String> {
+        let (call, assumed) = self.backends.native_call(launch);
+        let told = assumed && !self.graphs && self.launcher == Launcher::Native;
+        told.then(|| format!("a call of NCCL takes the host {:.1} us, as on a box of H200 (moetwin calibrate measures it)", call.as_us()))
+    }
+}
+
 /// Runs a program on a machine in virtual time.
 ///
 /// # Errors
@@ -220,7 +229,10 @@ pub fn simulate_with(
             Launcher::Native => Duration::ZERO,
             Launcher::Framework => launch.eager_collective.value,
         },
-        eager_collective: launch.eager_collective.value,
+        eager_collective: match options.launcher {
+            Launcher::Native => options.backends.native_call(launch).0,
+            Launcher::Framework => launch.eager_collective.value,
+        },
         graph_launch: launch.graph_launch.value,
         graph_node: launch.graph_node.value,
         join: joins.map_or(Duration::ZERO, |joins| Duration::from_ps(joins.of(chained(program, options)))),

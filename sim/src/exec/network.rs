@@ -4,7 +4,7 @@ use super::price::gpu_rates;
 use super::transport::{Exchange, Outcome, Transport};
 use crate::collective::{Algorithm, CollectiveOp, CollectiveRequest, Collectives, GraphMode, Launch, Library, Prediction, Protocol};
 use crate::cost::{CostModel, ImportedTables, KernelTables, Kernels, OwnExchange, Provenance, quotient_at};
-use crate::machine::{GpuModel, Machine, Origin};
+use crate::machine::{GpuModel, LaunchCosts, Machine, NCCL_CALL, Origin};
 use crate::time::Duration;
 use moetwin_models::{AllToAll, Op};
 use std::collections::BTreeMap;
@@ -23,6 +23,16 @@ pub struct Backends {
     pub all_to_all: AllToAll,
     /// How NCCL sees the links.
     pub nccl_graph: GraphMode,
+}
+
+impl Backends {
+    /// Host time of one collective that no framework issues, and whether it is assumed: a kernel of ours is launched like any other, NCCL is called.
+    pub(super) fn native_call(&self, launch: &LaunchCosts) -> (Duration, bool) {
+        match self.all_reduce {
+            Library::OneShot => (launch.eager_kernel.value, false),
+            _ => launch.nccl_call.as_ref().map_or((NCCL_CALL, true), |call| (call.value, false)),
+        }
+    }
 }
 
 /// What the next simulation can use again, since programs on one machine have most of it in common: exchanges whose members came together (of each

@@ -40,6 +40,7 @@ fn check_gpus(machine: &Machine) -> Result<(), FileError> {
         gpu_rate_in_range(path("memory_bytes_per_s"), model.memory_bytes_per_s.value, MOST_RATE)?;
         if let Some(reached) = &model.memory_reached_bytes_per_s {
             gpu_rate_in_range(path("memory_reached_bytes_per_s"), reached.value, MOST_RATE)?;
+            reached_of(path("memory_reached_bytes_per_s"), reached.value, "memory_bytes_per_s", model.memory_bytes_per_s.value)?;
         }
         if !model.flops.iter().any(|rate| rate.format == Format::Bf16) {
             return Err(FileError::value(path("flops"), "no rate of bf16, in which activations are computed"));
@@ -49,6 +50,7 @@ fn check_gpus(machine: &Machine) -> Result<(), FileError> {
             gpu_rate_in_range(path("peak_per_s"), rate.peak_per_s.value, MOST_FLOPS)?;
             if let Some(reached) = &rate.reached_per_s {
                 gpu_rate_in_range(path("reached_per_s"), reached.value, MOST_FLOPS)?;
+                reached_of(path("reached_per_s"), reached.value, "peak_per_s", rate.peak_per_s.value)?;
             }
         }
     }
@@ -121,6 +123,15 @@ fn gpu_rate_in_range(path: String, value: u64, most: u64) -> Result<(), FileErro
     } else {
         Err(FileError::value(path, format!("{value}; accepted: {LEAST_GPU_RATE} to {most}")))
     }
+}
+
+/// What is reached is what steps are computed with, so a stated rate that was changed alone would change nothing: below what is reached it is refused.
+fn reached_of(path: String, reached: u64, stated: &str, rate: u64) -> Result<(), FileError> {
+    if reached <= rate {
+        return Ok(());
+    }
+    let why = format!("{reached} is more than {stated}, {rate}; steps are computed with what is reached: change both, or make this null");
+    Err(FileError::value(path, why))
 }
 
 fn rate_in_range(path: String, value: u64) -> Result<(), FileError> {

@@ -23,6 +23,10 @@ pub struct LaunchCosts {
     /// The same by NCCL.
     #[serde(rename = "eager_nccl_ps")]
     pub eager_nccl: Figure<Duration>,
+    /// Host time of one call of NCCL from a loop without a framework, where it was measured; a machine whose loops say nothing of it has the
+    /// time of a launch there.
+    #[serde(rename = "nccl_call_ps", default, skip_serializing_if = "Option::is_none")]
+    pub nccl_call: Option<Figure<Duration>>,
     /// What a loop of so few launches of NCCL that its start is not hidden adds to each.
     #[serde(rename = "loop_nccl_ps", default = "no_extra")]
     pub loop_nccl: Figure<Duration>,
@@ -31,6 +35,10 @@ pub struct LaunchCosts {
     #[serde(rename = "graph_nccl_ps", default = "no_extra")]
     pub graph_nccl: Figure<Duration>,
 }
+
+/// Host time of a call of NCCL without a framework where no machine's loops say: `moetwin calibrate` on two H200 (2026-11-30, NCCL 2.28.3),
+/// all-reduces of 8 KiB.
+pub(crate) const NCCL_CALL: Duration = Duration::from_ps(12_213_000);
 
 /// Of machines whose logs were taken in long loops and inside longer graphs, and of files written before there was the figure.
 fn no_extra() -> Figure<Duration> {

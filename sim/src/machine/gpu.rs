@@ -30,7 +30,8 @@ impl Format {
 pub struct FlopRate {
     /// The format.
     pub format: Format,
-    /// Peak, operations per second (a multiply-add is two).
+    /// Peak, operations per second (a multiply-add is two). Steps are computed with a share of it, but where `reached_per_s` is known: then with that,
+    /// which is not more.
     pub peak_per_s: Figure<u64>,
     /// Reached by large matrix products, where known.
     pub reached_per_s: Option<Figure<u64>>,
@@ -52,7 +53,8 @@ pub struct GpuModel {
     pub sm_count: u32,
     /// Memory visible to a process before its context.
     pub memory_bytes: Figure<u64>,
-    /// Memory rate stated by the vendor.
+    /// Memory rate stated by the vendor. Steps are computed with a share of it, but where `memory_reached_bytes_per_s` is known: then with that, which is
+    /// not more.
     pub memory_bytes_per_s: Figure<u64>,
     /// Memory rate reached by large reads, where known.
     pub memory_reached_bytes_per_s: Option<Figure<u64>>,
@@ -76,6 +78,13 @@ impl GpuModel {
     /// Compute capability as one number: 120 for 12.0.
     pub fn sm(&self) -> u32 {
         self.sm_major * 10 + self.sm_minor
+    }
+    /// Takes a measured memory rate. One above the stated rate shows that that was too low.
+    pub fn set_reached_memory(&mut self, reached: Figure<u64>) {
+        if reached.value > self.memory_bytes_per_s.value {
+            self.memory_bytes_per_s = reached.clone();
+        }
+        self.memory_reached_bytes_per_s = Some(reached);
     }
     /// Peak rate of a format.
     pub fn peak_flops(&self, format: Format) -> Option<&Figure<u64>> {

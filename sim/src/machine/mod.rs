@@ -9,6 +9,7 @@ mod table;
 
 pub use builtin::{find, list, names};
 pub use check::check;
+pub(crate) use figures::NCCL_CALL;
 pub use figures::{
     CollectiveFigures, CpuFamily, KernelFigures, LaunchCosts, NcclFacts, NvlsFigures, PointToPointFigures, RingFigures, SharedMemory,
 };
@@ -341,7 +342,10 @@ impl Machine {
             &mut launch.graph_launch,
             &mut launch.eager_collective,
             &mut launch.eager_nccl,
-        ] {
+        ]
+        .into_iter()
+        .chain(&mut launch.nccl_call)
+        {
             cost.value = cost.value.scaled(numerator, denominator.max(1));
         }
         self

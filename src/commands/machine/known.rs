@@ -1,6 +1,7 @@
 //! What the user knows better than files: flags that replace assumptions.
 
 use crate::error::{Failure, InputError};
+use crate::values::whole;
 use clap::{Args, ValueEnum};
 use moetwin::sim::machine::{CpuFamily, GpuModel, PathClass, gpu_models};
 use moetwin::sim::topology::{BusId, Options, gpu_by_words};
@@ -18,13 +19,13 @@ pub(super) struct KnownArgs {
     #[arg(long, value_name = "FAMILY")]
     cpu: Option<String>,
     /// CPU sockets
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=64))]
     sockets: Option<u32>,
     /// PCIe generation and lanes of links that no file states, for example 5x16
     #[arg(long, value_name = "GENxLANES")]
     pcie: Option<String>,
     /// NVLink lanes from every GPU to an NVSwitch fabric
-    #[arg(long, value_name = "LANES", value_parser = clap::value_parser!(u8).range(1..=64))]
+    #[arg(long, value_name = "LANES", value_parser = whole::<u8>(1..=64))]
     nvlink: Option<u8>,
     /// Whether GPUs read and write each other's memory directly
     #[arg(long, value_enum, value_name = "on|off")]

@@ -3,6 +3,7 @@
 use super::tree;
 use crate::table::{Table, bytes};
 use moetwin::sim::Duration;
+use moetwin::sim::exec::gpu_rates;
 use moetwin::sim::machine::{Defect, Figure, GpuModel, Machine, PathClass};
 use moetwin::sim::network::Network;
 use std::fmt::Write as _;
@@ -26,7 +27,8 @@ pub(super) fn describe(machine: &Machine) -> String {
         ("eager collective", &launch.eager_collective),
         ("eager NCCL", &launch.eager_nccl),
     ];
-    for (name, figure) in always.into_iter().chain(seldom.into_iter().filter(|(_, figure)| figure.value > Duration::ZERO)) {
+    let call = launch.nccl_call.as_ref().map(|figure| ("call of NCCL, no framework", figure));
+    for (name, figure) in always.into_iter().chain(call).chain(seldom.into_iter().filter(|(_, figure)| figure.value > Duration::ZERO)) {
         let _ = writeln!(text, "  {name:<26}{:>6.2} us  {}: {}", figure.value.as_us(), figure.origin.name(), figure.source);
     }
     let _ = writeln!(text, "\nPeer access  {}", known(&machine.peer_access, if machine.peer_access.value { "on" } else { "off" }));
@@ -55,6 +57,9 @@ fn describe_gpu(gpu: &GpuModel, count: usize) -> String {
     if let Some(reached) = &gpu.memory_reached_bytes_per_s {
         line("reached", known(reached, &gigabytes_per_s(reached.value)));
     }
+    let counted = gigabytes_per_s(gpu_rates(gpu).memory_bytes_per_s as u64);
+    let why = if gpu.memory_reached_bytes_per_s.is_some() { "what is reached" } else { "a share, since nobody measured what is reached" };
+    line("counted", format!("{counted}  in steps: {why}"));
     line("L2", bytes(gpu.l2_bytes));
     text
 }

@@ -95,10 +95,9 @@ pub(super) fn refuse_flags(args: &RunArgs) -> Result<(), Failure> {
             InputError::new("--only-rank", "measures a rank with made-up weights and tokens: what other ranks would send is not there");
         return Err(error.value(rank.to_string()).accepted(["--backend cuda --synthetic and no prompt"]).into());
     }
-    let delay = args.collective_delay;
-    if delay != 0.0 && (args.only_rank.is_none() || !(0.0..=1e6).contains(&delay)) {
-        let error = InputError::new("--collective-delay", "is what stands in for a collective with --only-rank, in microseconds");
-        return Err(error.value(delay.to_string()).accepted(["0 to 1000000, with --only-rank R"]).into());
+    if args.collective_delay != 0.0 && args.only_rank.is_none() {
+        let error = InputError::new("--collective-delay", "is what stands in for a collective where one rank runs alone");
+        return Err(error.value(args.collective_delay.to_string()).accepted(["--only-rank R with it"]).into());
     }
     if args.deployment.routing.is_some() && !args.synthetic {
         let error = InputError::new("--routing", "is what made-up weights are made for; of a checkpoint its router decides");
@@ -151,13 +150,16 @@ pub(super) fn without_effect(run: &RunArgs) -> Vec<(&'static str, &'static str)>
         ("--nccl-graph", args.nccl_graph.is_some()),
         ("--kv-dtype", args.kv_dtype.is_some()),
         ("--matmul", run.matmul.is_some() && backend == Backend::Cpu),
+        ("--deadline", run.deadline.is_some() && backend == Backend::Cpu),
     ];
     let fuses = args.fuse_allreduce.is_some() && args.allreduce != Some(AllReduceKind::OneShot);
     let fuses = fuses.then_some(("--fuse-allreduce", "sums that are not by --allreduce one-shot"));
     let by_backend = given.into_iter().filter(|(_, given)| *given).map(|(flag, _)| (flag, backend.words()));
     // Nothing is drawn where the likeliest token is taken.
     let drawn = (run.top_p < 1.0 && run.temperature == 0.0).then_some(("--top-p", "--temperature 0, which takes the likeliest token"));
-    by_backend.chain(fuses).chain(drawn).collect()
+    let measures = run.only_rank.is_some() || run.no_prompt;
+    let answers = (run.temperature > 0.0 && measures).then_some(("--temperature", "a step that is only measured: no token is chosen"));
+    by_backend.chain(fuses).chain(drawn).chain(answers).collect()
 }
 
 /// Launches as measured on the machine that is named; the constants' where none is, or none was measured.

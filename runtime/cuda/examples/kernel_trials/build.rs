@@ -54,6 +54,8 @@ pub(crate) struct Build {
     slots: Vec<CacheSlot>,
     inputs: Vec<TensorId>,
     given: Vec<Given>,
+    /// Operands of a node that the op carries, behind its own.
+    carried: Vec<(TensorId, Array<f64>)>,
     names: u32,
 }
 
@@ -77,7 +79,14 @@ impl Build {
             slot
         });
         let slots = slots.collect();
-        Self { graph: Graph::new(step(sequences), Deployment::single()), slots, inputs: Vec::new(), given: Vec::new(), names: 0 }
+        Self {
+            graph: Graph::new(step(sequences), Deployment::single()),
+            slots,
+            inputs: Vec::new(),
+            given: Vec::new(),
+            carried: Vec::new(),
+            names: 0,
+        }
     }
     /// One sequence per token row, as in decode.
     pub(crate) fn rows(rows: u64) -> Self {
@@ -143,6 +152,31 @@ impl Build {
         self.inputs.push(logits);
         self.given.push(Given::Values(Array::real(&[self.tokens(), experts as usize], values)));
     }
+    /// A router's logits as an operand, by a projection whose operands are given too, so that the choice may compute them as well.
+    pub(crate) fn carried_logits(&mut self, x: Array<f64>, w: Array<f64>, bias: Option<Array<f64>>) {
+        let (tokens, hidden, experts) = (x.sizes[0], x.sizes[1], w.sizes[0]);
+        let (Data::Real(xs), Data::Real(ws)) = (&x.data, &w.data) else { unreachable!("reals were given") };
+        let bias_of = |e: usize| bias.as_ref().and_then(Array::as_real).map_or(0.0, |b| b[e]);
+        let dot = |t: usize, e: usize| (0..hidden).map(|i| xs[t * hidden + i] * ws[e * hidden + i]).sum::<f64>() + bias_of(e);
+        let values: Vec<f64> = (0..tokens * experts).map(|i| dot(i / experts, i % experts)).collect();
+        let weight = |role, format| TensorKind::Weight(WeightRef { role, layer: Some(0), format });
+        let (e, h) = (Dim::Fixed(experts as u64), Dim::Fixed(hidden as u64));
+        let names = [self.name(), self.name(), self.name(), self.name()];
+        let [x_name, w_name, bias_name, logits_name] = names;
+        let from = self.graph.add_source(x_name, TensorKind::Activation, vec![Dim::Tokens, h.clone()], DType::Bf16);
+        let by = self.graph.add_source(w_name, weight(WeightRole::Router, WeightFormat::Bf16), vec![e.clone(), h], DType::Bf16);
+        let mut inputs = vec![from, by];
+        self.carried = vec![(from, x), (by, w)];
+        if let Some(bias) = bias {
+            let added = self.graph.add_source(bias_name, weight(WeightRole::RouterBias, WeightFormat::Bf16), vec![e.clone()], DType::Bf16);
+            inputs.push(added);
+            self.carried.push((added, bias));
+        }
+        let result = NewTensor::activation(logits_name, vec![Dim::Tokens, e], DType::F32);
+        let logits = self.graph.add_node(Op::Linear { role: LinearRole::Router }, None, 0, inputs, vec![result])[0];
+        self.inputs.push(logits);
+        self.given.push(Given::Values(Array::real(&[tokens, experts], values)));
+    }
     fn logits(&mut self, experts: u64) -> TensorId {
         let (x, logits) = (self.name(), self.name());
         let x = self.graph.add_source(x, TensorKind::Activation, vec![Dim::Tokens, Dim::Fixed(8)], DType::Bf16);
@@ -162,6 +196,11 @@ impl Build {
         let list: Vec<NewTensor> = list.collect();
         let outputs = self.graph.add_node(op, None, 0, self.inputs.clone(), list);
         let node = NodeId(self.graph.nodes.len() as u32 - 1);
+        // Experts read the router's token rows again.
+        if let Some((x, shape)) = self.carried.first().map(|(x, _)| (*x, self.graph.tensors[*x].shape.clone())) {
+            let again = NewTensor::activation("again", shape, DType::Bf16);
+            self.graph.add_node(Op::Add, None, 0, vec![x, x], vec![again]);
+        }
         let cache_rows = self.cache_rows();
         let sizes = outputs
             .iter()
@@ -191,6 +230,7 @@ impl Build {
                 }
             }
         }
+        operands.extend(self.carried.iter().map(|(_, array)| Operand::Values(narrow(array))));
         Case { graph: self.graph, node, slots: self.slots, operands, values, sizes }
     }
 }

@@ -1,6 +1,7 @@
 //! Random cases of every kernel family: odd sizes, empty experts, ties, all tokens to one expert.
 
 use super::build::{Build, Case, Numbers};
+use super::routers;
 use moetwin_kernels::reference::Array;
 use moetwin_models::op::LinearRole;
 use moetwin_models::spec::{Activation, GroupScore, RopeScaling, RopeSpec, RouterSpec, Scoring};
@@ -94,17 +95,18 @@ pub(crate) const FAMILIES: &[Family] = &[
         by: By::Choice,
         wrong: ("total.z += partial[p * WARP + lane].z", "total.z += partial[lane].z"),
     },
+    Family { name: "route", draw: routers::route, by: By::Choice, wrong: ("ids[rank] = named[i];", "ids[rank] = named[i] ^ 1;") },
     Family {
-        name: "route",
-        draw: route,
+        name: "whole router",
+        draw: routers::whole_router,
         by: By::Choice,
-        wrong: ("ids[blockIdx.x * topk + rank] = e;", "ids[blockIdx.x * topk + rank] = e ^ 1;"),
+        wrong: ("cluster_store(&logits[expert], token,", "cluster_store(&logits[expert], token ^ (experts > 8),"),
     },
     Family {
         name: "norms and sums",
         draw: elementwise,
         by: By::Choice,
-        wrong: ("v[j] = f32(to_bf16(row[i + j] * scale)) * w[j];", "v[j] = f32(to_bf16(row[i + j] * scale));"),
+        wrong: ("v[j] = f32(to_bf16(row[j] * scale)) * w[j];", "v[j] = f32(to_bf16(row[j] * scale));"),
     },
     Family {
         name: "argmax",
@@ -138,6 +140,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         draw: long_attention,
         by: By::Choice,
         wrong: ("v.x += part.x * factor,", "v.x += part.x * 0.5f * factor,"),
+    },
+    Family {
+        name: "merging splits in clusters",
+        draw: short_attention,
+        by: By::Choice,
+        wrong: ("v.x += part[r].x * factor,", "v.x += part[r].x * 0.5f * factor,"),
     },
     Family {
         name: "mla prefill",
@@ -305,48 +313,8 @@ fn experts_single(n: &mut Numbers) -> Case {
     experts_of(n, format, 1)
 }
 
-fn route(n: &mut Numbers) -> Case {
-    let experts = n.pick(&[4u64, 8, 16, 60, 128, 384, 520]);
-    // Most routers have no groups, and those have a kernel of their own.
-    let groups = n.pick(&[1u32, 1, 1, 2, 4]);
-    let k = n.pick(&[1u64, 2, 4]);
-    let rows = n.pick(&[1u64, 5, 33]);
-    let mut b = Build::rows(rows);
-    let kind = n.below(3);
-    let values = (0..rows * experts).map(|_| match kind {
-        // Few distinct values: ties everywhere.
-        0 => f64::from(n.below(3) as u32) - 1.0,
-        1 if n.below(7) == 0 => n.pick(&[f64::INFINITY, f64::NEG_INFINITY]),
-        _ => 4.0 * n.real(),
-    });
-    let values: Vec<f64> = values.collect();
-    // An infinite logit has no softmax.
-    let infinite = values.iter().any(|v| v.is_infinite());
-    let scoring = if infinite { Scoring::Sigmoid } else { n.pick(&[Scoring::Sigmoid, Scoring::Softmax, Scoring::SoftmaxTopk]) };
-    b.logits_operand(experts, values);
-    let correction = scoring == Scoring::Sigmoid && n.below(2) == 0;
-    if correction {
-        let bias = Array::real(&[experts as usize], n.reals(experts as usize, 0.5));
-        b.weight(WeightRole::CorrectionBias, WeightFormat::F32, vec![Dim::Fixed(experts)], bias);
-    }
-    let groups = if scoring == Scoring::SoftmaxTopk { 1 } else { groups };
-    let router = RouterSpec {
-        scoring,
-        correction_bias: correction,
-        groups,
-        topk_groups: groups.div_ceil(2),
-        group_score: n.pick(&[GroupScore::TopTwoSum, GroupScore::Max]),
-        normalize: n.below(2) == 0,
-        normalize_eps: 1e-20,
-        scale: n.pick(&[1.0, 2.5]),
-        logits_bias: false,
-    };
-    let dims = vec![Dim::Tokens, Dim::Fixed(k)];
-    b.finish(Op::Route { router, topk: k as u32 }, vec![(dims.clone(), DType::I32, None), (dims, DType::F32, None)])
-}
-
 fn elementwise(n: &mut Numbers) -> Case {
-    let (rows, width) = (n.pick(&[1u64, 3, 40]), n.pick(&[16u64, 64, 192, 2048, 7168, 37]));
+    let (rows, width) = (n.pick(&[1u64, 3, 40]), n.pick(&[16u64, 64, 192, 2048, 2880, 7168, 8200, 37]));
     let mut b = Build::rows(rows);
     let dims = vec![Dim::Tokens, Dim::Fixed(width)];
     let row = |n: &mut Numbers, cols: u64| matrix(n, rows as usize, cols as usize, 2.0);
@@ -574,6 +542,12 @@ fn mla_wide_of(n: &mut Numbers, counts: &[u64], heads: &[u64]) -> Case {
 /// Long enough for several splits.
 fn long_attention(n: &mut Numbers) -> Case {
     let list = [(300 + n.below(700) as u32, 1), (n.below(90) as u32, 1)];
+    if n.below(2) == 0 { mla(n, &list) } else { gqa(n, &list) }
+}
+
+/// Few splits: the blocks of a cluster.
+fn short_attention(n: &mut Numbers) -> Case {
+    let list = [(70 + n.below(180) as u32, 1), (n.below(90) as u32, 1)];
     if n.below(2) == 0 { mla(n, &list) } else { gqa(n, &list) }
 }
 

@@ -179,7 +179,7 @@ fn normed_sum(ranks: &mut Ranks, n: &mut Numbers, members: usize, rows: usize, w
 
 /// Rows of a size that is fused, and so many that all ranks' blocks find room on the one GPU at once.
 fn any_rows(n: &mut Numbers, members: usize) -> (usize, usize) {
-    let width = n.pick(&[8usize, 64, 2048, 2880, 4096, 7168, 8200]);
+    let width = n.pick(&[8usize, 64, 2048, 2880, 4096, 7168, 8192]);
     let most = (fused_bytes(members) as usize / 2 / width).min(128 / members);
     (n.pick(&[1usize, 2, 3, 16, 64]).min(most), width)
 }

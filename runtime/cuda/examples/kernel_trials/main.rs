@@ -11,6 +11,7 @@ mod build;
 mod cases;
 mod exchange;
 mod planted;
+mod routers;
 
 use build::Numbers;
 use cases::{By, FAMILIES, Family};

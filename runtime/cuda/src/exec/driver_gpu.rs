@@ -25,6 +25,17 @@ const SPIN: Duration = Duration::from_millis(5);
 /// How often a longer wait looks whether it is over.
 const POLL: Duration = Duration::from_micros(100);
 
+/// The latest operation of a stream. The next kernel may begin while a kernel ends, and while nothing else ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Latest {
+    /// None since a capture began.
+    Nothing,
+    /// A kernel of ours.
+    Kernel,
+    /// Anything else.
+    Other,
+}
+
 /// Handles of the communicators of a rank, by which another thread can abort them.
 pub(super) type Handles = Arc<Mutex<Vec<Arc<Handle>>>>;
 
@@ -36,7 +47,9 @@ pub struct DriverGpu {
     modules: BTreeMap<&'static str, sys::CUmodule>,
     functions: BTreeMap<&'static str, sys::CUfunction>,
     allocations: Vec<sys::CUdeviceptr>,
-    chained: [bool; STREAMS],
+    chained: [Latest; STREAMS],
+    /// What stood ahead of every event that a capture recorded.
+    recorded: BTreeMap<u32, Latest>,
     capturing: bool,
     communicators: BTreeMap<u32, Communicator>,
     handles: Handles,
@@ -79,7 +92,8 @@ impl DriverGpu {
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
             allocations: Vec::new(),
-            chained: [false; STREAMS],
+            chained: [Latest::Other; STREAMS],
+            recorded: BTreeMap::new(),
             capturing: false,
             communicators: BTreeMap::new(),
             handles,
@@ -109,8 +123,8 @@ impl DriverGpu {
         self.products = Some(Products::new(table)?);
         Ok(())
     }
-    /// Whether the latest operation of a stream is a kernel, so that the next kernel may begin while it ends.
-    fn chain(&mut self, stream: Stream) -> &mut bool {
+    /// The latest operation of a stream.
+    fn chain(&mut self, stream: Stream) -> &mut Latest {
         &mut self.chained[(stream as usize).min(STREAMS - 1)]
     }
     fn stream(&self, stream: Stream) -> Result<sys::CUstream, GpuError> {
@@ -219,13 +233,13 @@ impl Gpu for DriverGpu {
         unsafe { result::memcpy_dtoh_sync(bytes, from) }.map_err(failed("copy to host"))
     }
     fn fill(&mut self, stream: Stream, to: Address, byte: u8, bytes: u64) -> Result<(), GpuError> {
-        *self.chain(stream) = false;
+        *self.chain(stream) = Latest::Other;
         let stream = self.stream(stream)?;
         // SAFETY: the range lies in one of this GPU's allocations.
         unsafe { result::memset_d8_async(to, byte, bytes as usize, stream) }.map_err(failed("memset"))
     }
     fn copy(&mut self, stream: Stream, from: Address, to: Address, bytes: u64) -> Result<(), GpuError> {
-        *self.chain(stream) = false;
+        *self.chain(stream) = Latest::Other;
         let stream = self.stream(stream)?;
         // SAFETY: both ranges lie in this GPU's allocations.
         unsafe { result::memcpy_dtod_async(to, from, bytes as usize, stream) }.map_err(failed("copy on device"))
@@ -240,7 +254,7 @@ impl Gpu for DriverGpu {
         unsafe { sys::cuFuncLoad(function) }.result().map_err(failed(format!("loading {}", launch.kernel)))
     }
     fn launch(&mut self, stream: Stream, launch: &Launch, args: &[u64]) -> Result<(), GpuError> {
-        let chained = std::mem::replace(self.chain(stream), true);
+        let chained = std::mem::replace(self.chain(stream), Latest::Kernel) == Latest::Kernel;
         let (function, stream) = (self.function(launch)?, self.stream(stream)?);
         let mut cells = args.to_vec();
         let mut pointers: Vec<*mut c_void> = cells.iter_mut().map(|c| std::ptr::from_mut(c).cast()).collect();
@@ -277,17 +291,28 @@ impl Gpu for DriverGpu {
         let handle = self.stream(stream)?;
         let issued = self.products.as_mut().map_or(Ok(false), |p| p.run(product, places, workspace, handle))?;
         // A kernel of the library does not admit ours early, nor does it wait as ours do.
-        *self.chain(stream) &= !issued;
+        if issued {
+            *self.chain(stream) = Latest::Other;
+        }
         Ok(issued)
     }
     fn record(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
-        *self.chain(stream) = false;
+        let latest = *self.chain(stream);
+        // In a capture an event is no operation but an edge.
+        if self.capturing {
+            self.recorded.insert(event, latest);
+        } else {
+            *self.chain(stream) = Latest::Other;
+        }
         let (event, stream) = (self.event(event)?, self.stream(stream)?);
         // SAFETY: both are alive and of this context.
         unsafe { result::event::record(event, stream) }.map_err(failed("cuEventRecord"))
     }
     fn wait(&mut self, stream: Stream, event: u32) -> Result<(), GpuError> {
-        *self.chain(stream) = false;
+        let others = self.recorded.get(&event).copied().filter(|_| self.capturing).unwrap_or(Latest::Other);
+        let own = *self.chain(stream);
+        let kernels = others == Latest::Kernel && own != Latest::Other;
+        *self.chain(stream) = if kernels { Latest::Kernel } else { Latest::Other };
         let (event, stream) = (self.event(event)?, self.stream(stream)?);
         // SAFETY: both are alive and of this context.
         unsafe { result::stream::wait_event(stream, event, sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }
@@ -303,7 +328,7 @@ impl Gpu for DriverGpu {
         Ok(())
     }
     fn communicate(&mut self, stream: Stream, communicator: u32, element: Element, calls: &[Call]) -> Result<(), GpuError> {
-        *self.chain(stream) = false;
+        *self.chain(stream) = Latest::Other;
         let stream = self.stream(stream)?;
         let made = self
             .communicators
@@ -375,7 +400,7 @@ impl Gpu for DriverGpu {
         self.launch(stream, launch, args)
     }
     fn begin_capture(&mut self) -> Result<(), GpuError> {
-        self.chained = [false; STREAMS];
+        (self.chained, self.recorded) = ([Latest::Nothing; STREAMS], BTreeMap::new());
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive and idle or ordered.
         unsafe { result::stream::begin_capture(self.streams[0], mode) }.map_err(failed("begin capture"))?;
@@ -383,7 +408,7 @@ impl Gpu for DriverGpu {
         Ok(())
     }
     fn end_capture(&mut self) -> Result<Captured, GpuError> {
-        (self.chained, self.capturing) = ([false; STREAMS], false);
+        (self.chained, self.capturing) = ([Latest::Other; STREAMS], false);
         // SAFETY: a capture was begun on this stream by this thread.
         let graph = unsafe { result::stream::end_capture(self.streams[0]) }.map_err(failed("end capture"))?;
         // SAFETY: the graph was just captured.
@@ -394,13 +419,13 @@ impl Gpu for DriverGpu {
         Ok(Captured(number))
     }
     fn replay(&mut self, graph: Captured) -> Result<(), GpuError> {
-        self.chained = [false; STREAMS];
+        self.chained = [Latest::Other; STREAMS];
         let (_, exec) = *self.graphs.get(&graph.0).ok_or_else(|| GpuError::new("graph", format!("{} is not captured", graph.0)))?;
         // SAFETY: the executable graph lives until this GPU is dropped, and so does all memory it names.
         unsafe { result::graph::launch(exec, self.streams[0]) }.map_err(failed("graph launch"))
     }
     fn mark(&mut self, stream: Stream, mark: u32) -> Result<(), GpuError> {
-        *self.chain(stream) = false;
+        *self.chain(stream) = Latest::Other;
         let (index, stream) = (mark as usize, self.stream(stream)?);
         while self.marks.len() <= index {
             self.marks.push(result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(failed("cuEventCreate"))?);
@@ -415,7 +440,7 @@ impl Gpu for DriverGpu {
         self.marks[..self.marked].iter().position(|e| !reached(e)).map(|i| i as u32)
     }
     fn stamp(&mut self, stream: Stream, stamp: u32) -> Result<(), GpuError> {
-        *self.chain(stream) = false;
+        *self.chain(stream) = Latest::Other;
         let stream = self.stream(stream)?;
         let event = match self.stamps.get(&stamp) {
             Some(&event) => event,
@@ -443,7 +468,7 @@ impl Gpu for DriverGpu {
         Ok((f64::from(ms) * 1e9).max(0.0) as u64)
     }
     fn synchronize(&mut self, deadline: Duration) -> Result<(), GpuError> {
-        self.chained = [false; STREAMS];
+        self.chained = [Latest::Other; STREAMS];
         let begin = Instant::now();
         for i in 0..self.streams.len() {
             loop {

@@ -45,6 +45,16 @@ pub(super) struct Places<'a> {
     pub packing: Option<Packing>,
 }
 
+/// The place of a rank among the members of a group.
+pub(super) fn place_in(rank: RankId, members: &[RankId]) -> Result<u32, GpuError> {
+    let place = members.iter().position(|member| *member == rank).and_then(|place| u32::try_from(place).ok());
+    place.ok_or_else(|| {
+        let all: Vec<String> = members.iter().map(|member| member.0.to_string()).collect();
+        let what = format!("rank {} is to take part in an exchange of ranks {}, of which it is none", rank.0, all.join(", "));
+        GpuError::new("a group of the program", what)
+    })
+}
+
 /// The sizes of a dispatch or combine on a rank, where `capacity` rows are fewer than a rank may have; else its rows have slots of their own
 /// on every rank, and none can be missing.
 pub(crate) fn packed_sizes(graph: &Graph, node: &Node, rank: RankId, members: &[RankId], capacity: u64) -> Result<Option<Sizes>, GpuError> {
@@ -58,7 +68,7 @@ pub(crate) fn packed_sizes(graph: &Graph, node: &Node, rank: RankId, members: &[
     let received = graph.local_sizes(held, rank).map_err(split)?[0];
     let sizes = Sizes {
         members: members.len() as u64,
-        index: members.iter().position(|m| *m == rank).unwrap_or(0) as u64,
+        index: u64::from(place_in(rank, members)?),
         rows: graph.local_sizes(own, rank).map_err(split)?[0],
         slots: received / members.len() as u64,
         hidden: planner.width(own, rank)?,
@@ -346,4 +356,17 @@ pub(crate) fn copy_columns(
     // Eight columns a thread, and no more blocks than fill a GPU a few times.
     let parts = width.div_ceil(8 * 256).clamp(1, 64);
     Ok(Part::kernel(kernel("copy_columns", [rows, parts], 256, args)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_outside_its_group_has_no_place_in_it() {
+        let members = [RankId(2), RankId(5)];
+        assert_eq!((place_in(RankId(2), &members).ok(), place_in(RankId(5), &members).ok()), (Some(0), Some(1)));
+        let text = place_in(RankId(3), &members).unwrap_err().to_string();
+        assert!(text.contains("rank 3") && text.contains("ranks 2, 5"), "{text}");
+    }
 }

@@ -1,10 +1,10 @@
 //! Carrying out passes of a program on a rank's GPU: inputs, commands issued or replayed, results.
 
-use super::exchange::{Part, Places, parts};
+use super::exchange::{Part, Places, parts, place_in};
 use super::gpu::{Address, Call, Gpu, GpuError};
 use super::progress::What;
 use super::rank::{Loaded, OWN_LIMIT, PartOfResult, Rank, int_bytes};
-use moetwin_kernels::launch::{Arg, Element, Launch, Launches, element_of, launches_with};
+use moetwin_kernels::launch::{Arg, Element, Launch, Launches, carried_by, element_of, launches_with};
 use moetwin_models::{Axis, Graph, Node, Op, TensorId, TensorKind};
 use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::reference::{StepInputs, first_token_of_replica, positions};
@@ -133,9 +133,10 @@ impl<G: Gpu> Rank<G> {
     pub(super) fn command_on(&mut self, loaded: &Loaded, command: &Command, stream: u32) -> Result<(), GpuError> {
         let graph = &loaded.program.graph;
         let node = &graph.nodes[command.id.node];
-        let (inputs, outputs) = operands(loaded, command);
+        let (mut inputs, outputs) = operands(loaded, command);
         match command.action {
             Action::Compute if !matches!(node.op, Op::Slice { .. }) => {
+                inputs.extend(carried(loaded, command));
                 let plan =
                     launches_with(graph, command.id.node, self.rank, &loaded.tuning).map_err(|e| GpuError::new("launch", e.to_string()))?;
                 let places =
@@ -179,7 +180,7 @@ impl<G: Gpu> Rank<G> {
         if stream == 0 && loaded.communicators.one_shot.contains(&communicator) {
             self.take_one_shot(communicator, command.id.node, &mut list)?;
         }
-        let index = members.iter().position(|m| *m == self.rank).unwrap_or(0) as u32;
+        let index = place_in(self.rank, members)?;
         Ok(Exchange { list, communicator, index })
     }
 
@@ -310,4 +311,13 @@ fn node_is_local(graph: &Graph, node: &Node) -> bool {
 /// Where a command's operands and results are.
 fn operands(loaded: &Loaded, command: &Command) -> (Vec<Address>, Vec<Address>) {
     (command.reads.iter().map(|b| loaded.addresses[*b]).collect(), command.writes.iter().map(|b| loaded.addresses[*b]).collect())
+}
+
+/// Operands of the node that a command's kernels carry beside its own.
+fn carried(loaded: &Loaded, command: &Command) -> Vec<Address> {
+    let (graph, rank) = (&loaded.program.graph, command.id.rank);
+    let Some(node) = carried_by(graph, command.id.node, rank) else { return Vec::new() };
+    let commands = &loaded.program.ranks[rank].commands;
+    let reads = commands.iter().find(|c| c.id.node == node).map(|c| c.reads.iter());
+    reads.into_iter().flatten().map(|b| loaded.addresses[*b]).collect()
 }

@@ -71,8 +71,8 @@ pub(crate) struct Rank<G> {
     pub(super) shared: Shared,
     /// Workspace of each stream's products by a library, once there are any.
     pub(super) workspaces: Option<[Address; STREAMS]>,
-    /// Memory that is read to empty caches before what is measured, once there is some; none where there was no room.
-    pub(super) to_read: Option<Option<Address>>,
+    /// Memory that is read to empty caches before what is measured, once there is some.
+    pub(super) to_read: Option<Address>,
     communicators: Vec<u32>,
     pub(super) graphs: Vec<Captured>,
     pub(super) order: u32,
@@ -208,14 +208,23 @@ impl<G: Gpu> Rank<G> {
         self.allocations.push(address);
         Ok(address)
     }
-    /// Memory of zeros to read, the same each time; none where there is no room for it.
-    pub(super) fn room_to_read(&mut self, bytes: u64) -> Option<Address> {
-        if self.to_read.is_none() {
-            let room = self.allocate(bytes).ok();
-            let filled = room.filter(|room| self.gpu.fill(0, *room, 0, bytes).is_ok());
-            self.to_read = Some(filled);
+    /// Memory of zeros to read, the same each time. Where there is no room for it nothing is measured: what caches still held would count as what
+    /// comes from memory, and nobody would see it.
+    pub(super) fn room_to_read(&mut self, bytes: u64) -> Result<Address, GpuError> {
+        if let Some(room) = self.to_read {
+            return Ok(room);
         }
-        self.to_read.flatten()
+        let mib = bytes >> 20;
+        let room = self.allocate(bytes).map_err(|e| {
+            let what = format!(
+                "a measurement needs {mib} MiB free on each GPU, which are read between commands so that none finds its operands in the cache ({e}); \
+                 fewer layers (--layers), fewer or shorter sequences or more ranks leave room"
+            );
+            GpuError::new("memory to empty the cache with", what)
+        })?;
+        self.gpu.fill(0, room, 0, bytes)?;
+        self.to_read = Some(room);
+        Ok(room)
     }
     /// Keeps a captured graph until it is dropped, or the rank ends.
     pub(super) fn keep(&mut self, graph: Captured) {

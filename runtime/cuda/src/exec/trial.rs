@@ -10,7 +10,7 @@ use crate::cublaslt::CublasLt;
 use crate::device::{Device, Driver};
 use crate::search::Search;
 use moetwin_kernels::launch::storage::{Packed, Storage, storage_of, to_tiles};
-use moetwin_kernels::launch::{Arg, Launches, Table, Tuning, element_of, launches_with};
+use moetwin_kernels::launch::{Arg, Launches, Table, Tuning, carried_by, element_of, launches_with};
 use moetwin_kernels::reference::{Array, CacheSlot};
 use moetwin_models::{Graph, NodeId, RankId, TensorId, TensorKind};
 use moetwin_runtime::BufferId;
@@ -116,10 +116,11 @@ impl Trial {
         Ok(())
     }
 
-    /// Puts operands, sequences and poisoned results of an op on the device.
+    /// Puts operands, sequences and poisoned results of an op on the device. Operands of a node that it carries follow its own.
     pub fn place(&mut self, graph: &Graph, node: NodeId, operands: &[Operand], sequences: &[CacheSlot]) -> Result<Placed, GpuError> {
         let mut inputs = Vec::new();
-        for (operand, &tensor) in operands.iter().zip(&graph.nodes[node].inputs) {
+        let carried = carried_by(graph, node, RANK).map(|n| &graph.nodes[n].inputs).into_iter().flatten();
+        for (operand, &tensor) in operands.iter().zip(graph.nodes[node].inputs.iter().chain(carried)) {
             let bytes = match operand {
                 Operand::Values(array) => to_bytes(array, element_of(graph, tensor)),
                 Operand::Packed(packed) => {

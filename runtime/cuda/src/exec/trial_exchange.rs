@@ -376,8 +376,9 @@ fn norm_launch(
         (Arg::I32(0), n),
         (Arg::F32(eps), u64::from(eps.to_bits())),
     ];
-    let (launch, cells) = kernel("add_rms_norm", [rows, 1], row_block(n), args)?;
-    Ok((Launch { source: "elementwise.cu", shared_bytes: 4 * n as u32, ..launch }, cells))
+    let (block, shared_bytes) = row_block(n);
+    let (launch, cells) = kernel("add_rms_norm", [rows, 1], block, args)?;
+    Ok((Launch { source: "elementwise.cu", shared_bytes: shared_bytes as u32, ..launch }, cells))
 }
 
 fn launch_sum(

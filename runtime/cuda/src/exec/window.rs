@@ -3,7 +3,7 @@
 use super::exchange::{Part, kernel};
 use super::gpu::{Address, Call, Element, GpuError};
 use moetwin_kernels::launch::one_shot::{
-    ARRIVED_AT, AT_ONCE, FUSED_BLOCK, MOST_BLOCKS, MOST_RANKS, STAGED_AT, WIDE_PARTS, fuses, half_elements, one_shot_bytes,
+    ARRIVED_AT, AT_ONCE, FUSED_BLOCK, MOST_BLOCKS, MOST_RANKS, STAGED_AT, fused_parts, fuses, half_elements, one_shot_bytes,
     packet_elements, packets_at,
 };
 use moetwin_kernels::launch::{Arg, Launch};
@@ -85,7 +85,7 @@ impl Window {
         bound: Duration,
     ) -> Result<Option<Part>, GpuError> {
         let (Element::Bf16, &[Call::AllReduce { from, to, count }]) = sum else { return Ok(None) };
-        let (Launch { kernel: "add_rms_norm", grid: (rows, 1, 1), block, .. }, &[delta, residual, weight, y, kept, n, eps]) = norm else {
+        let (Launch { kernel: "add_rms_norm", grid: (rows, 1, 1), .. }, &[delta, residual, weight, y, kept, n, eps]) = norm else {
             return Ok(None);
         };
         let (rows, aligned) = (u64::from(*rows), [from, residual, weight, y, kept].iter().all(|a| a.is_multiple_of(16)));
@@ -97,15 +97,10 @@ impl Window {
         args.extend(self.meeting(fault, command));
         let capacity = packet_elements(self.members as usize);
         args.extend([(Arg::I32(0), n), (Arg::F32(0.0), eps), (Arg::U64(0), capacity), (Arg::U64(0), nanoseconds(bound))]);
-        let (name, parts) = match *block {
-            FUSED_BLOCK => ("all_reduce_add_rms_norm", 1),
-            wide if wide == WIDE_PARTS * FUSED_BLOCK => ("all_reduce_add_rms_norm_wide", WIDE_PARTS),
-            _ => return Ok(None),
-        };
+        let parts = fused_parts(n);
+        let name = if parts == 1 { "all_reduce_add_rms_norm" } else { "all_reduce_add_rms_norm_wide" };
         let (launch, cells) = kernel(name, [rows * u64::from(parts), 1], FUSED_BLOCK, args)?;
-        // What the threads of a block keep, eight elements each at a time.
-        let rounds = n.div_ceil(AT_ONCE * u64::from(*block)) as u32;
-        Ok(Some(Part::Meet(Launch { shared_bytes: rounds * FUSED_BLOCK * AT_ONCE as u32 * 4, ..launch }, cells)))
+        Ok(Some(Part::Meet(launch, cells)))
     }
     /// What a kernel needs to meet its twins.
     fn meeting(&self, fault: Address, command: u32) -> [(Arg, u64); 7] {
@@ -169,8 +164,7 @@ mod tests {
         };
         let Some(Part::Meet(launch, cells)) = takes(&sum(1 << 16), norm("add_rms_norm", n)) else { panic!("three rows") };
         assert_eq!((launch.kernel, launch.grid, launch.block), ("all_reduce_add_rms_norm_wide", (12, 1, 1), 256));
-        // A thread of the four blocks keeps eight elements of the row.
-        assert_eq!((launch.shared_bytes, cells.len()), (4 * 8 * 256, launch.args.len()));
+        assert_eq!((launch.shared_bytes, cells.len()), (0, launch.args.len()));
         assert_eq!(cells[..5], [4096, 1 << 17, 1 << 18, 1 << 19, 1 << 20]);
         assert_eq!(cells[5..15], [2 << 20, 1 << 20, 96, 64, 7, 1, 4, 7168, u64::from(1e-6f32.to_bits()), packet_elements(4)]);
         // A norm of something else, another kernel, rows that do not add up, more than fits.

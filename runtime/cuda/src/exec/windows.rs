@@ -47,8 +47,7 @@ impl<H: Host> CudaExecutor<H> {
         self.answers(0)?;
         let tickets = self.words_of(&local, "publish memory")?;
         let tickets = Arc::new(members.iter().map(|m| tickets.get(m).cloned().unwrap_or_default()).collect::<Vec<_>>());
-        for &rank in &local {
-            let index = members.iter().position(|m| *m == rank).unwrap_or(0);
+        for (index, &rank) in members.iter().enumerate().filter(|(_, rank)| local.contains(rank)) {
             self.send(rank, Job::Map(number, index, Arc::clone(&tickets), way));
         }
         self.answers(0)?;

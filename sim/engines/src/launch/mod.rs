@@ -50,12 +50,24 @@ pub struct Wanted<'a> {
     pub graphs: bool,
     /// Whether GPUs access each other's memory.
     pub peer_access: bool,
+    /// Whether NCCL's rings are those of a graph file, [`GRAPH_FILE`].
+    pub tuned_graph: bool,
+    /// The version of an engine that is to be launched; of others the newest known one.
+    pub version: Option<(Engine, &'a str)>,
 }
+
+/// The name that a command gives NCCL's graph file.
+pub const GRAPH_FILE: &str = "nccl-graph.xml";
 
 /// Tokens beside the context that a server must allow for: those of a step and some to generate.
 const GENERATED: u64 = 1024;
 
 impl Wanted<'_> {
+    /// The version of an engine that is asked about.
+    fn version(&self, engine: Engine) -> Version {
+        let given = self.version.filter(|(whose, _)| *whose == engine);
+        given.map_or_else(|| Version::newest(engine), |(_, text)| Version::parse(engine, text))
+    }
     /// Tokens that a request may have: its history and some to generate, within the model's positions.
     pub fn room(&self) -> u64 {
         (u64::from(self.tokens) + GENERATED).min(self.positions.max(1))
@@ -81,7 +93,7 @@ const ROUNDS: u32 = 8;
 const RAISES: u32 = 2;
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// The command with which the newest known version of `engine` serves what is `want`ed on a machine, checked to start there.
+/// The command with which `engine`, in the version that is wanted or its newest known one, serves what is `want`ed on a machine, checked to start there.
 ///
 /// SGLang: `--tp-size` counts the ranks of a stage, data-parallel attention and expert parallelism divide it, replicas are `--dp-size` without
 /// data-parallel attention. vLLM: data-parallel attention is `--data-parallel-size` beside `--tensor-parallel-size`, experts are either all
@@ -127,7 +139,7 @@ fn fraction_flag(engine: Engine) -> &'static str {
 fn checked(engine: Engine, words: &Words, want: &Wanted<'_>, hardware: &HardwareText) -> Result<Answer, String> {
     let question = Question {
         engine,
-        version: Version::newest(engine),
+        version: want.version(engine),
         model: String::new(),
         hardware: hardware.clone(),
         command: words.text(),

@@ -20,6 +20,8 @@ fn wanted<'a>(model: &'a str, deployment: &'a Deployment) -> Wanted<'a> {
         all_reduce: AllReduce::Own,
         graphs: true,
         peer_access: true,
+        tuned_graph: false,
+        version: None,
     }
 }
 
@@ -44,6 +46,25 @@ fn sizes_become_the_engines_flags() {
     let line = text(Engine::Vllm, &eager);
     assert!(line.starts_with("NCCL_P2P_DISABLE=1 vllm serve 'a folder' "), "{line}");
     assert!(line.ends_with("--enforce-eager --max-model-len 1500 --disable-custom-all-reduce"), "{line}");
+}
+
+#[test]
+fn tuned_rings_and_a_version_are_part_of_a_launch() {
+    let d = Deployment { tp: 8, ..Deployment::default() };
+    let tuned = Wanted { tuned_graph: true, ..wanted("Qwen/Qwen3-30B-A3B", &d) };
+    for engine in [Engine::Sglang, Engine::Vllm] {
+        let command = launch(engine, &tuned, &machine("H200", "NVLink/NVSwitch")).unwrap().command;
+        assert!(command.starts_with("NCCL_GRAPH_FILE=nccl-graph.xml "), "{command}");
+    }
+    let one = Deployment::default();
+    assert!(!text(Engine::Vllm, &Wanted { deployment: &one, ..tuned }).contains("NCCL_GRAPH_FILE"));
+    // A release that has no flag for context parallelism: the one asked for is checked, and of the other engine the newest.
+    let dcp = Deployment { tp: 8, dcp: 2, ..Deployment::default() };
+    let old = Wanted { version: Some((Engine::Vllm, "0.8.0")), ..wanted("deepseek-ai/DeepSeek-V3", &dcp) };
+    let refused = launch(Engine::Vllm, &old, &machine("H200", "NVLink/NVSwitch")).unwrap_err();
+    assert!(refused.contains("--decode-context-parallel-size") && refused.contains("0.8.0"), "{refused}");
+    let newest = Wanted { version: Some((Engine::Sglang, "0.5.0")), ..old };
+    assert!(launch(Engine::Vllm, &newest, &machine("H200", "NVLink/NVSwitch")).is_ok());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The words of a launch command.
 
-use super::{AllReduce, Wanted};
+use super::{AllReduce, GRAPH_FILE, Wanted};
 use crate::question::Engine;
 use moetwin_models::{AllToAll, DType, Deployment};
 use std::fmt::Display;
@@ -72,6 +72,9 @@ pub(super) fn of(engine: Engine, want: &Wanted<'_>) -> Result<Words, String> {
     };
     if !want.peer_access {
         words.set_env("NCCL_P2P_DISABLE", "1");
+    }
+    if want.tuned_graph && d.ranks() > 1 {
+        words.set_env("NCCL_GRAPH_FILE", GRAPH_FILE);
     }
     words.switch(d.tp > 1 && (want.all_reduce == AllReduce::Nccl || !want.peer_access), "--disable-custom-all-reduce");
     Ok(words)

@@ -183,6 +183,7 @@ fn launch([kernel, own, nccl]: [u64; 3], loops: u64, hosts: &Sourced, from: &Sou
         graph_launch: Figure::assumed(ns(8000), "one cudaGraphLaunch of a step's graph"),
         eager_collective: hosts.figure(ns(own)),
         eager_nccl: hosts.figure(ns(nccl)),
+        nccl_call: None,
         loop_nccl: match loops {
             0 => Figure::assumed(ns(0), "loops of many launches"),
             more => Figure { value: ns(more), origin: from.origin, source: format!("loops of five launches; {}", from.source) },
