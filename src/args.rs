@@ -135,7 +135,7 @@ Whether GPUs read and write each other's memory directly, or through the host's 
         value_name = "on|off",
         help_heading = "How it runs",
         long_help = "\
-Whether our one-shot all-reduce also adds the residual and norms, in the same kernel, where the sum is small enough: for --allreduce one-shot [default: on]"
+Whether our one-shot all-reduce also adds the residual and norms, in the same kernel, up to half a megabyte sent by a rank: for --allreduce one-shot [default: on]"
     )]
     pub(crate) fuse_allreduce: Option<Switch>,
     /// All-to-all backend of expert dispatch and combine

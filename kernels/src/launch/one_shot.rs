@@ -15,8 +15,8 @@ pub const STAGED_AT: u64 = ARRIVED_AT + (MOST_BLOCKS * MOST_RANKS as u64 * 4).ne
 /// Bytes of a packet for a byte that it carries: four of data and four of the epoch.
 const PACKET_BYTES_PER_BYTE: u64 = 2;
 /// Bytes that a rank may send, at most, in a sum with a norm. Every rank sends its operand to every other, packed, so that a byte more costs more
-/// of it than of the sum alone; what it saves, a launch, a fence and a trip over the link, does not grow. On two H200 rows of 7168 took 6.9, 8.1 and
-/// 15.6 us at 1, 16 and 64 of them, sum and norm apart 8.1, 9.3 and 14.3: equal at about 570 KB (2026-11-30).
+/// of it than of the sum alone; what it saves, a launch, a fence and a trip over the link, does not grow. On two H200 rows of 7168 took 4.9, 7.7, 10.3
+/// and 15.5 us at 1, 16, 32 and 64 of them, sum and norm apart 7.8, 9.6, 10.4 and 15.3 (2026-11-30, medians of a captured step).
 const FUSED_SENT_BYTES: u64 = 1 << 19;
 /// Threads of a block of a fused norm.
 pub const FUSED_BLOCK: u32 = 256;

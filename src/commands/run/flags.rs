@@ -146,7 +146,7 @@ pub(super) fn without_effect(run: &RunArgs) -> Vec<(&'static str, &'static str)>
         ("--graphs", args.graphs.is_some() && backend == Backend::Cpu),
         ("--p2p", args.p2p.is_some()),
         // Sums that take norms with them are another program on any backend, of the same values.
-        ("--allreduce", args.allreduce.is_some() && !fuses_sums(args) && backend == Backend::Cpu),
+        ("--allreduce", args.allreduce.is_some() && !(fuses_sums(args) && args.tp > Some(1)) && backend == Backend::Cpu),
         ("--nccl-graph", args.nccl_graph.is_some()),
         ("--kv-dtype", args.kv_dtype.is_some()),
         ("--matmul", run.matmul.is_some() && backend == Backend::Cpu),
