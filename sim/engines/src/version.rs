@@ -6,8 +6,8 @@ use std::cmp::Ordering;
 /// A release number, patch level and post-release included.
 pub type Release = [u32; 4];
 
-/// Releases and the day (`yyyymmdd`) on which they were published, ascending. From the engines' release pages; days of 2026-05 and later are
-/// interpolated between releases whose month is known, good to a few weeks.
+/// Releases and the day (`yyyymmdd`) on which they were published, ascending. From the engines' release pages; days of 2026-05 and later are those on
+/// which the published packages were built.
 const SGLANG: &[(Release, u32)] = &[
     ([0, 3, 0, 0], 20240904),
     ([0, 4, 0, 0], 20241203),
@@ -32,9 +32,19 @@ const SGLANG: &[(Release, u32)] = &[
     ([0, 5, 8, 0], 20260123),
     ([0, 5, 9, 0], 20260223),
     ([0, 5, 10, 0], 20260406),
-    ([0, 5, 11, 0], 20260505),
-    ([0, 5, 12, 0], 20260525),
-    ([0, 5, 23, 0], 20261115),
+    ([0, 5, 11, 0], 20260507),
+    ([0, 5, 12, 0], 20260516),
+    ([0, 5, 13, 0], 20260611),
+    ([0, 5, 14, 0], 20260626),
+    ([0, 5, 15, 0], 20260710),
+    ([0, 5, 16, 0], 20260725),
+    ([0, 5, 17, 0], 20260808),
+    ([0, 5, 18, 0], 20260821),
+    ([0, 5, 19, 0], 20260904),
+    ([0, 5, 20, 0], 20260918),
+    ([0, 5, 21, 0], 20261001),
+    ([0, 5, 22, 0], 20261016),
+    ([0, 5, 23, 0], 20261030),
 ];
 
 /// As [`SGLANG`].
@@ -63,10 +73,18 @@ const VLLM: &[(Release, u32)] = &[
     ([0, 19, 0, 0], 20260403),
     ([0, 20, 0, 0], 20260425),
     ([0, 21, 0, 0], 20260515),
-    ([0, 22, 0, 0], 20260605),
-    ([0, 24, 0, 0], 20260715),
-    ([0, 25, 0, 0], 20260805),
-    ([0, 28, 0, 0], 20261015),
+    ([0, 22, 0, 0], 20260529),
+    ([0, 23, 0, 0], 20260615),
+    ([0, 24, 0, 0], 20260629),
+    ([0, 25, 0, 0], 20260711),
+    ([0, 26, 0, 0], 20260725),
+    ([0, 27, 0, 0], 20260810),
+    ([0, 28, 0, 0], 20260825),
+    ([0, 29, 0, 0], 20260909),
+    ([0, 30, 0, 0], 20260922),
+    ([0, 31, 0, 0], 20261003),
+    ([0, 32, 0, 0], 20261017),
+    ([0, 33, 0, 0], 20261101),
 ];
 
 /// Pull requests and the day of their merge, ascending: what "after PR 21907" means in time.

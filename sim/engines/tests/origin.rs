@@ -117,6 +117,13 @@ fn the_next_release_fails_at_the_next_invariant() {
 fn a_late_release_refuses_the_arguments() {
     let answer = ask("0.5.23", &STORY, &at("0.92"), &[]);
     assert_eq!((answer.phase, answer.kind), (Phase::Parse, Kind::FlagConflict));
+    // Two flags begin with --cuda-graph-max-bs there, so the parser is the first to refuse.
+    assert_eq!(answer.invariant, "flag_exists_in_version");
+    assert!(answer.message.contains("--cuda-graph-max-bs-decode"), "{}", answer.message);
+    assert!(next(&answer).contains(&"flashinfer_a2a_needs_attention_dp"), "{:?}", next(&answer));
+    let renamed = at("0.92").replace("--cuda-graph-max-bs ", "--cuda-graph-max-bs-decode ");
+    let answer = ask("0.5.23", &STORY, &renamed, &[]);
+    assert_eq!((answer.phase, answer.kind), (Phase::Parse, Kind::FlagConflict));
     assert_eq!(answer.invariant, "flashinfer_a2a_needs_attention_dp");
 }
 

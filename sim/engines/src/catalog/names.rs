@@ -3,6 +3,7 @@
 use super::quantize::{self, Said};
 use super::table;
 use crate::model::Model;
+use moetwin_models::spec::Ffn;
 
 /// The model that one of the texts names; earlier texts outrank later ones.
 pub(super) fn of(texts: [&str; 2]) -> Model {
@@ -10,7 +11,7 @@ pub(super) fn of(texts: [&str; 2]) -> Model {
     let row = plain.iter().find_map(|text| table::find(text));
     let said: Vec<Said> = plain.iter().map(|text| quantize::said(text)).collect();
     let mut model = match row {
-        Some(row) => row.model(),
+        Some(row) => pruned(row.model(), &plain),
         None => by_size(&plain, &texts),
     };
     let scheme = said.into_iter().find_map(|s| s.scheme);
@@ -18,6 +19,31 @@ pub(super) fn of(texts: [&str; 2]) -> Model {
     if let Some(row) = row {
         row.refine(&mut model);
     }
+    model
+}
+
+/// Checkpoints of which experts were taken out say so and how large they are: `MiniMax-M2.5-REAP-139B-A10B`. What is not an expert stays, so the
+/// size says how many experts are left.
+fn pruned(mut model: Model, plain: &[String; 2]) -> Model {
+    let said = plain.iter().find(|text| text.split('-').any(|w| w == "reap")).and_then(|text| sizes(text));
+    let (Some((billions, _)), Some(experts), Some(parts)) = (said, model.experts, super::Parts::of(&model)) else { return model };
+    let routed: f64 = parts.layers.iter().map(|l| l.experts.params).sum();
+    let rest = parts.total().params - routed;
+    let left = libm::round((billions * 1e9 - rest) / routed * experts as f64);
+    if left < model.topk.unwrap_or(1) as f64 || left >= experts as f64 {
+        return model;
+    }
+    model.experts = Some(left as u64);
+    model.total_params_b = Some(billions);
+    model.checkpoint_gib = None;
+    if let Some(spec) = &mut model.spec {
+        for layer in &mut spec.layers {
+            if let Ffn::Moe(moe) = &mut layer.ffn {
+                moe.experts = left as u32;
+            }
+        }
+    }
+    model.assumptions.push(format!("{left} of {experts} experts are left in a checkpoint of {billions} billion parameters"));
     model
 }
 

@@ -15,6 +15,7 @@ const WORDS: &[(&str, &str)] = &[
     ("nvfp4", "nvfp4"),
     ("fp4", "nvfp4"),
     ("mxfp4", "mxfp4"),
+    ("mxfp8", "mxfp8"),
     ("w4afp8", "w4afp8"),
     ("w4a8", "w4afp8"),
     ("awq", "awq"),
@@ -128,6 +129,8 @@ pub(super) fn format_of(scheme: &WeightScheme) -> WeightFormat {
         "int4" | "awq" | "gptq" | "w4afp8" => WeightFormat::Int4Group { group },
         "nvfp4" => WeightFormat::Nvfp4,
         "mxfp4" => WeightFormat::Mxfp4,
+        // A byte an element and a byte for every 32 of a row.
+        "mxfp8" => WeightFormat::Fp8Block { rows: 1, cols: 128 },
         _ => WeightFormat::Bf16,
     }
 }

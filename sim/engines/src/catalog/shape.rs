@@ -31,6 +31,10 @@ pub struct Shape {
     pub indexer_heads: Option<u64>,
     /// KV heads and head dimensions of the layers that see everything, where windowed layers have others.
     pub full_heads: Option<(u64, u64)>,
+    /// Width at which routed experts work where it is not the hidden size (a projection in front, shared by all experts).
+    pub expert_hidden: Option<u64>,
+    /// Experts are two matrices with an activation between, no gate beside the first.
+    pub ungated: bool,
     /// Every layer has a dense MLP beside its experts.
     pub dense_beside_experts: bool,
     /// Attention parameters of a layer, in 10^6, that engines hold in 16 bit where the GPU lacks a kernel for their 8-bit form.
@@ -206,6 +210,11 @@ fn mlp(format: WeightFormat, hidden: u64, width: u64) -> Amount {
     Amount::of(format, &[(2 * width, hidden), (hidden, width)])
 }
 
+/// An MLP without a gate.
+fn two_layers(format: WeightFormat, hidden: u64, width: u64) -> Amount {
+    Amount::of(format, &[(width, hidden), (hidden, width)])
+}
+
 fn moe(hidden: u64, plain: WeightFormat, spec: &MoeSpec, out: &mut LayerParts) {
     out.experts = mlp(spec.format, hidden, spec.intermediate).times(f64::from(spec.experts));
     if spec.expert_bias {
@@ -286,9 +295,13 @@ fn of_figures(model: &Model) -> Option<Parts> {
         attention_of_figures(model, attention_format, is_linear, i, &mut part)?;
         if let (Some(experts), true) = (model.experts, i >= dense_layers) {
             let width = model.moe_intermediate?;
-            part.experts = mlp(experts_format, hidden, width).times(experts as f64);
-            part.shared = mlp(rest, hidden, width).times(model.shared_experts.unwrap_or(0) as f64);
+            let one = |format, hidden| if shape.ungated { two_layers(format, hidden, width) } else { mlp(format, hidden, width) };
+            part.experts = one(experts_format, shape.expert_hidden.unwrap_or(hidden)).times(experts as f64);
+            part.shared = one(rest, hidden).times(model.shared_experts.unwrap_or(0) as f64);
             part.replicated = part.replicated.plus(Amount::of(plain, &[(experts, hidden)]));
+            if let Some(inner) = shape.expert_hidden {
+                part.replicated = part.replicated.plus(Amount::of(plain, &[(inner, hidden), (hidden, inner)]));
+            }
         }
         if i < dense_layers || shape.dense_beside_experts {
             part.dense = mlp(rest, hidden, model.dense_intermediate?);

@@ -171,6 +171,8 @@ impl Row {
             compressed: self.count("c4").zip(self.count("c128")),
             indexer_dim: self.count("indexer"),
             full_heads: self.count("fullkv").zip(self.count("fullhd")),
+            expert_hidden: self.count("eH"),
+            ungated: self.text("ungated").is_some(),
             dense_beside_experts: self.text("both").is_some(),
             eager_vision: self.text("eager_vision").is_some(),
             widened_m: self.real("woM").unwrap_or(0.0),

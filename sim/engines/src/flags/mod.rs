@@ -43,8 +43,10 @@ pub enum Effect {
 pub struct Flag {
     /// Canonical name with its dashes.
     pub name: &'static str,
-    /// Aliases, separated by `, `.
-    pub aliases: &'static str,
+    /// The same as the table has it: `@since..until` behind a name is for that name alone.
+    spelling: &'static str,
+    /// Aliases as the table has them, separated by `, `.
+    aliases: &'static str,
     /// What follows it.
     pub value: Value,
     /// Versions that accept it.
@@ -56,7 +58,23 @@ pub struct Flag {
 impl Flag {
     /// The canonical name and all aliases.
     pub fn names(&self) -> impl Iterator<Item = &'static str> + use<> {
-        std::iter::once(self.name).chain(self.aliases.split(", ").filter(|a| !a.is_empty()))
+        self.written().map(|w| w.split('@').next().unwrap_or(w))
+    }
+
+    /// Versions in which argparse takes this name for the flag: those of the flag where the table gives the name none of its own.
+    pub fn range_of(&self, name: &str) -> Range {
+        let own = self.written().find_map(|w| w.split_once('@').filter(|(n, _)| *n == name));
+        own.and_then(|(_, versions)| versions.split_once("..")).map_or(self.range, |(since, until)| Range { since, until })
+    }
+
+    /// A name that this version takes, the canonical one before aliases.
+    pub fn name_in(&self, version: &Version) -> &'static str {
+        self.names().find(|n| self.range_of(n).contains(version)).unwrap_or(self.name)
+    }
+
+    /// Names as in the table, some with versions of their own behind them.
+    fn written(&self) -> impl Iterator<Item = &'static str> + use<> {
+        std::iter::once(self.spelling).chain(self.aliases.split(", ").filter(|a| !a.is_empty()))
     }
 }
 
@@ -92,7 +110,8 @@ fn row(line: &'static str) -> Flag {
     let mut columns = line.splitn(4, " | ");
     let mut next = || columns.next().unwrap_or_default().trim();
     let (names, value, versions, note) = (next(), next(), next(), next());
-    let (name, aliases) = names.split_once(", ").unwrap_or((names, ""));
+    let (spelling, aliases) = names.split_once(", ").unwrap_or((names, ""));
+    let name = spelling.split('@').next().unwrap_or(spelling);
     let (since, until) = versions.split_once("..").unwrap_or_default();
     let value = match value {
         "switch" => Value::Switch,
@@ -109,7 +128,7 @@ fn row(line: &'static str) -> Flag {
         "inert" => Effect::Inert,
         other => other.strip_prefix("gone: ").map_or(Effect::Known, Effect::Gone),
     };
-    Flag { name, aliases, value, range: Range { since, until }, effect }
+    Flag { name, spelling, aliases, value, range: Range { since, until }, effect }
 }
 
 #[cfg(test)]
@@ -133,10 +152,28 @@ mod tests {
                     "{line}"
                 );
                 for name in columns[0].split(", ") {
+                    let (name, versions) = name.split_once('@').unwrap_or((name, ".."));
                     assert!(name.starts_with('-') && seen.insert(name.to_owned()), "{name} in {line}");
+                    assert!(versions.contains(".."), "{line}");
                 }
             }
             assert_eq!(flags(engine).iter().flat_map(Flag::names).count(), seen.len());
         }
+    }
+
+    /// A name that argparse takes only up to some release is another matter than a flag that went.
+    #[test]
+    fn a_name_may_have_versions_of_its_own() {
+        let flag = find(Engine::Sglang, "--cuda-graph-max-bs").unwrap();
+        let version = |text: &str| Version::parse(Engine::Sglang, text);
+        let takes = |name: &str, at: &str| flag.range_of(name).contains(&version(at));
+        assert!(takes("--cuda-graph-max-bs", "0.5.19") && !takes("--cuda-graph-max-bs", "0.5.20"));
+        assert!(takes("--cuda-graph-max-bs-decode", "0.5.20") && !takes("--cuda-graph-max-bs-decode", "0.5.13"));
+        assert_eq!(
+            (flag.name_in(&version("0.5.9")), flag.name_in(&version("0.5.23"))),
+            ("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode")
+        );
+        let plain = find(Engine::Sglang, "--tp").unwrap();
+        assert_eq!(plain.range_of("--tp"), plain.range);
     }
 }

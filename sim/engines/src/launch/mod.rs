@@ -201,7 +201,7 @@ fn leaves(change: &Change, want: &Wanted<'_>) -> bool {
         | "--moe-backend"
         | "--trust-remote-code"
         | "--disable-shared-experts-fusion"
-        | "--disable-flashinfer-allreduce-fusion" => true,
+        | "--enforce-disable-flashinfer-allreduce-fusion" => true,
         _ => false,
     }
 }

@@ -36,7 +36,7 @@ fn sizes_become_the_engines_flags() {
     assert_eq!(
         text(Engine::Sglang, &want),
         "python -m sglang.launch_server --model-path org/model --tp-size 8 --dp-size 4 --enable-dp-attention --ep-size 8 \
-         --max-running-requests 8 --cuda-graph-max-bs 2 --context-length 2025"
+         --max-running-requests 8 --cuda-graph-max-bs-decode 2 --context-length 2025"
     );
     assert_eq!(
         text(Engine::Vllm, &want),

@@ -1,24 +1,28 @@
 //! The words of a launch command.
 
 use super::{AllReduce, GRAPH_FILE, Wanted};
+use crate::flags;
 use crate::question::Engine;
+use crate::version::Version;
 use moetwin_models::{AllToAll, DType, Deployment};
 use std::fmt::Display;
 
 /// A launch command in parts, so that a flag can be given another value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Words {
+    engine: Engine,
     env: Vec<(String, String)>,
     start: String,
     flags: Vec<(String, Option<String>)>,
 }
 
 impl Words {
-    fn new(start: String) -> Self {
-        Self { env: Vec::new(), start, flags: Vec::new() }
+    fn new(engine: Engine, start: String) -> Self {
+        Self { engine, env: Vec::new(), start, flags: Vec::new() }
     }
-    /// Gives a flag a value, in its place where it is there already.
+    /// Gives a flag a value, in its place where it is there already, by the name that the newest version known takes.
     pub(super) fn set(&mut self, flag: &str, value: Option<String>) {
+        let flag = flags::find(self.engine, flag).map_or(flag, |f| f.name_in(&Version::newest(self.engine)));
         match self.flags.iter_mut().find(|(name, _)| name == flag) {
             Some(found) => found.1 = value,
             None => self.flags.push((flag.to_owned(), value)),
@@ -87,7 +91,7 @@ fn sglang(d: &Deployment, want: &Wanted<'_>) -> Result<Words, String> {
     if d.replicas > 1 && d.dp_attention > 1 {
         return Err("one flag of SGLang says both replicas and data-parallel attention, so they exclude each other".to_owned());
     }
-    let mut words = Words::new(format!("python -m sglang.launch_server --model-path {}", quoted(want.model)));
+    let mut words = Words::new(Engine::Sglang, format!("python -m sglang.launch_server --model-path {}", quoted(want.model)));
     words.put("--tp-size", d.tp);
     words.put_above_one("--pp-size", d.pp);
     words.put_above_one("--dp-size", d.dp_attention.max(d.replicas));
@@ -128,7 +132,7 @@ fn vllm(d: &Deployment, want: &Wanted<'_>) -> Result<Words, String> {
             d.replicas
         ));
     }
-    let mut words = Words::new(format!("vllm serve {}", quoted(want.model)));
+    let mut words = Words::new(Engine::Vllm, format!("vllm serve {}", quoted(want.model)));
     words.put("--tensor-parallel-size", d.tp / d.dp_attention.max(1));
     words.put_above_one("--pipeline-parallel-size", d.pp);
     words.put_above_one("--data-parallel-size", d.dp_attention);

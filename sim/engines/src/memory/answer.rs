@@ -270,7 +270,10 @@ fn vllm_doubts(settings: &Settings, model: &Model, ledger: &Ledger) -> f64 {
         && model.spec.as_ref().is_none_or(|s| !s.name.contains("nvfp4"));
     let cache = if model.shape.compressed.is_some() { 0.3 * ledger.pool.abs() } else { 0.0 };
     let encoder = if settings.language_only { 0.0 } else { ledger.profile.encoder.min(1.0) };
-    cache + encoder + ledger.profile.graphs / 2.0 + if covered { 0.7 * attention } else { 0.0 }
+    // The starts that activations were fitted to had 16,384 tokens a step at most.
+    let many = settings.max_batched_tokens.is_some_and(|tokens| tokens > 16_384);
+    let forward = if many { 0.3 * ledger.profile.forward } else { 0.0 };
+    cache + encoder + forward + ledger.profile.graphs / 2.0 + if covered { 0.7 * attention } else { 0.0 }
 }
 
 /// The encoder's transient on unified memory before 0.24 (PR 49760): the allocator never fails there, so it keeps what it has freed. A tower whose

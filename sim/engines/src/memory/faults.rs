@@ -7,6 +7,7 @@ use crate::hardware::Hardware;
 use crate::model::Model;
 use crate::question::Engine;
 use crate::settings::Settings;
+use crate::version::Range;
 
 /// Every fault, in the order of start-up.
 pub(super) fn find(settings: &Settings, model: &Model, hardware: &Hardware, ledger: &Ledger) -> Vec<Finding> {
@@ -272,13 +273,26 @@ fn graphs_beside(settings: &Settings, ledger: &Ledger) -> Option<Finding> {
     )
 }
 
+/// Stages whose cache the check counts against the memory of one. From 0.14.0 to 0.16.0 `get_kv_cache_configs` holds the groups of all layers of all
+/// stages against the least memory of a rank; before and after, those of each rank against its own (`_project_kv_cache_groups_to_worker`, 0.17.0).
+fn checked_stages(settings: &Settings) -> f64 {
+    let all = Range::between("0.14.0", "0.17.0").contains(&settings.version);
+    if all { f64::from(settings.pp.max(1)) } else { 1.0 }
+}
+
 fn vllm_pool(settings: &Settings, model: &Model, ledger: &Ledger) -> Option<Finding> {
     let cost = ledger.cost;
     let length = ledger.length.unwrap_or(0.0);
-    let required = cost.map_or(0.0, |c| c.request(length) / GIB);
+    let stages = checked_stages(settings);
+    let required = cost.map_or(0.0, |c| c.request(length) / GIB) * stages;
     let margin = ledger.margin.min(0.25 * ledger.total);
     if ledger.pool + margin > 0.0 && required <= ledger.pool + margin {
         return (required > ledger.pool || ledger.pool <= 0.0).then(|| close_call(ledger, required));
+    }
+    // Builds of one's own bring a length of their own: those of the model's whole length hold no request on the cards that they are made for.
+    let own = settings.max_model_len.is_none() && ["custom", "fork"].iter().any(|w| settings.version.says(w));
+    if own && ledger.pool > 0.0 && cost.is_some_and(|c| longest(&c, ledger.pool / stages * GIB) >= 32_768.0) {
+        return Some(close_call(ledger, required));
     }
     let budget = ledger.total * ledger.fraction;
     let profile = ledger.profile.total();
@@ -301,8 +315,9 @@ fn vllm_pool(settings: &Settings, model: &Model, ledger: &Ledger) -> Option<Find
         (Phase::KvAlloc, message)
     } else {
         let message = format!(
-            "one request of {asked} {length:.0} tokens needs {required:.2} GiB of KV cache on each rank, and {:.2} GiB are available (budget {budget:.1}, weights \
+            "one request of {asked} {length:.0} tokens needs {required:.2} GiB of KV cache {}, and {:.2} GiB are available (budget {budget:.1}, weights \
              {weights:.1}, profiled peak {profile:.1})",
+            if stages > 1.0 { "in all stages together, which this version holds against the memory of one rank" } else { "on each rank" },
             ledger.pool
         );
         (Phase::KvAlloc, message)
@@ -316,7 +331,7 @@ fn vllm_pool(settings: &Settings, model: &Model, ledger: &Ledger) -> Option<Find
     if let Some(cost) = cost
         && ledger.pool > 0.0
     {
-        let length = longest(&cost, ledger.pool * GIB);
+        let length = longest(&cost, ledger.pool / stages * GIB);
         if length >= 256.0 {
             finding = finding.number("suggested_max_model_len", length).fix(Fix::set("--max-model-len", length));
         }

@@ -39,12 +39,12 @@ pub fn model_findings(command: &Command, engine: Engine) -> Option<Finding> {
 fn one(given: &Given, version: &Version, gpus: Option<u32>) -> Option<Finding> {
     let engine = version.engine;
     let Some(flag) = flags::find(engine, &given.name).filter(|_| given.known) else {
-        return Some(unknown(given, engine));
+        return Some(unknown(given, version));
     };
     if let (Effect::Gone(instead), false) = (flag.effect, flag.range.contains(version)) {
         return Some(gone(given, flag, instead, version));
     }
-    if let Some(early) = early(given, flag, version) {
+    if let Some(early) = early(given, flag, version).or_else(|| renamed(given, flag, version)) {
         return Some(early);
     }
     if flag.effect == Effect::Inert {
@@ -75,32 +75,74 @@ fn argparse(flag: &Flag, says: &str) -> String {
     format!("argparse: error: argument {}: {says}", flag.names().collect::<Vec<_>>().join("/"))
 }
 
-/// The table, and whether the releases of the row were read.
-fn table_source(flag: &Flag, engine: Engine) -> String {
-    let read = crate::provenance::evidenced(flag.range, "");
-    let title = engine.title();
-    if read { format!("flag table of {title}") } else { format!("flag table of {title}; the release is assumed from release notes") }
+/// The tables are read from the packages of every release.
+fn table_source(engine: Engine) -> String {
+    format!("flag table of {}, from its packages", engine.title())
+}
+
+/// Whether a version is a release as published: forks, images and builds between releases have flags of their own.
+fn published(version: &Version) -> bool {
+    version.release.is_some()
+        && !version.assumed
+        && !["image", "fork", "custom", "build", "dev", "main", "nightly", "patched"].iter().any(|w| version.says(w))
+}
+
+/// The first and the last release whose flags the table has.
+fn tabled(engine: Engine) -> (&'static str, &'static str) {
+    match engine {
+        Engine::Sglang => ("0.4.1", "0.5.24"),
+        Engine::Vllm => ("0.6.6", "0.34.0"),
+    }
 }
 
 /// A flag of a later release: refused where a plain release is clearly older than it, mentioned where the two are close, for the release that brought a
 /// flag is known to about one.
 fn early(given: &Given, flag: &Flag, version: &Version) -> Option<Finding> {
     let since = flag.range.since;
-    let named =
-        version.release.is_some() && !["image", "fork", "custom", "build", "dev", "main", "nightly"].iter().any(|w| version.says(w));
-    if since.is_empty() || !named || flag.range.contains(version) || version.at_least(since) {
+    if since.is_empty() || !published(version) || flag.range.contains(version) || version.at_least(since) {
         return None;
     }
     let title = version.engine.title();
     let message = format!("{} is not a flag of {title} {} yet: it came with {since}", given.written, version.text);
     let finding = refused(given, "flag_exists_in_version", message)
         .because(format!("argparse: error: unrecognized arguments: {}", given.written))
-        .source(table_source(flag, version.engine))
+        .source(table_source(version.engine))
         .fix(Fix::remove(&given.written))
         .fix(Fix::version(since, "the first that has the flag"));
     let month = |day: u32| day / 10_000 * 12 + day / 100 % 100;
     let apart = month(Version::parse(version.engine, since).day).saturating_sub(month(version.day));
     Some(if apart >= 2 { finding } else { finding.outcome(Outcome::Note) })
+}
+
+/// A name that argparse does not take for the flag in this version: it was an abbreviation that now fits several flags, an alias that went, or one
+/// that had not come.
+fn renamed(given: &Given, flag: &Flag, version: &Version) -> Option<Finding> {
+    let (engine, written) = (version.engine, given.written.replace('_', "-"));
+    if flag.range_of(&written).contains(version) || !flag.range.contains(version) {
+        return None;
+    }
+    let (name, title) = (flag.name_in(version), engine.title());
+    let fits: Vec<&str> = flags::flags(engine)
+        .iter()
+        .filter(|f| f.range.contains(version))
+        .flat_map(|f| f.names().filter(|n| n.starts_with(&written) && *n != written && f.range_of(n).contains(version)))
+        .collect();
+    let (message, says) = if fits.len() > 1 {
+        let says = format!("argparse: error: ambiguous option: {written} could match {}", fits.join(", "));
+        (format!("{} is no name of a flag in {title} {}: it is the beginning of {}", given.written, version.text, fits.join(", ")), says)
+    } else {
+        let says = format!("argparse: error: unrecognized arguments: {}", given.written);
+        (format!("{} is no name of a flag in {title} {}", given.written, version.text), says)
+    };
+    let mut finding = refused(given, "flag_exists_in_version", message).because(says).source(table_source(engine));
+    if name != written {
+        let fix = Fix::remove(&given.written);
+        finding = finding.fix(match &given.value {
+            Some(value) => Fix { text: format!("{name} {value}"), ..fix.and(Fix::set(name, value)) },
+            None => Fix { text: name.to_owned(), ..fix.and(Fix::switch(name)) },
+        });
+    }
+    Some(if published(version) { finding } else { finding.outcome(Outcome::Note) })
 }
 
 fn without_value(given: &Given, flag: &Flag, gpus: Option<u32>) -> Option<Finding> {
@@ -160,34 +202,53 @@ fn refused(given: &Given, invariant: &str, message: String) -> Finding {
     Finding::fails(Phase::Parse, Kind::FlagConflict, invariant, message).argument(&given.written)
 }
 
-fn unknown(given: &Given, engine: Engine) -> Finding {
-    let near = nearest(engine, &given.written);
-    let title = engine.title();
-    let message = match near.first() {
-        Some(name) => format!("{} is not a flag of {title} that any known version has; the nearest is {name}", given.written),
-        // The tables are read from some releases and are not complete, so a flag that is in none of them is no certain fault.
-        None => format!(
+/// Flags with which the engines ask for the same in other words.
+const SAME: &[(&str, &str)] = &[
+    ("--mem-fraction-static", "--gpu-memory-utilization"),
+    ("--context-length", "--max-model-len"),
+    ("--max-running-requests", "--max-num-seqs"),
+    ("--chunked-prefill-size", "--max-num-batched-tokens"),
+    ("--disable-cuda-graph", "--enforce-eager"),
+    ("--page-size", "--block-size"),
+];
+
+fn unknown(given: &Given, version: &Version) -> Finding {
+    let engine = version.engine;
+    let (near, title) = (nearest(engine, &given.written), engine.title());
+    let other = if engine == Engine::Sglang { Engine::Vllm } else { Engine::Sglang };
+    let others = flags::find(other, &given.written).map(|f| f.name);
+    let (first, after) = tabled(engine);
+    // The table has every flag of the releases that it was read from, so a published one of them refuses what is not in it.
+    let certain = published(version) && version.at_least(first) && !version.at_least(after);
+    let message = match (near.first(), others) {
+        (_, Some(_)) => format!("{} is a flag of {}; {title} has none of this name", given.written, other.title()),
+        (Some(name), None) => format!("{} is not a flag of {title} that any known version has; the nearest is {name}", given.written),
+        // Forks have flags of their own, so one that is in no table is no certain fault of an unnamed build.
+        (None, None) => format!(
             "{} is not a flag of {title} that is known here; unless this build has it, the parser ends the launch with: unrecognized arguments: {}",
             given.written, given.written
         ),
     };
-    let finding = refused(given, "flag_is_known", message).source(format!("flag table of {title}"));
-    match near.first() {
-        // One or two letters off a known flag is a slip, which argparse refuses; anything else may be a fork's own flag.
-        Some(name) if crate::command::distance(&given.written.replace('_', "-"), name) <= 2 => {
-            let fix = Fix::remove(&given.written);
-            finding.fix(match &given.value {
-                Some(value) => Fix { text: format!("{name} {value}"), ..fix.and(Fix::set(name, value)) },
-                None => Fix { text: (*name).to_owned(), ..fix.and(Fix::switch(name)) },
-            })
-        }
-        _ => finding.outcome(Outcome::Note),
-    }
+    let says = format!("argparse: error: unrecognized arguments: {}", given.written);
+    let finding = refused(given, "flag_is_known", message).because(says).source(table_source(engine));
+    let same = SAME.iter().find_map(|(sglang, vllm)| match engine {
+        Engine::Sglang => (others == Some(*vllm)).then_some(*sglang),
+        Engine::Vllm => (others == Some(*sglang)).then_some(*vllm),
+    });
+    // One or two letters off a known flag is a slip, which argparse refuses wherever the flag is known.
+    let slip = near.first().filter(|n| others.is_none() && crate::command::distance(&given.written.replace('_', "-"), n) <= 2);
+    let fix = Fix::remove(&given.written);
+    let finding = finding.fix(match (same.or(slip.copied()), &given.value) {
+        (Some(name), Some(value)) => Fix { text: format!("{name} {value}"), ..fix.and(Fix::set(name, value)) },
+        (Some(name), None) => Fix { text: name.to_owned(), ..fix.and(Fix::switch(name)) },
+        (None, _) => fix,
+    });
+    if certain || slip.is_some() { finding } else { finding.outcome(Outcome::Note) }
 }
 
 fn gone(given: &Given, flag: &Flag, instead: &str, version: &Version) -> Finding {
     let message = format!("{} was removed in {} {}: {instead}", given.written, version.engine.title(), flag.range.until);
-    let finding = refused(given, "flag_exists_in_version", message).source(table_source(flag, version.engine));
+    let finding = refused(given, "flag_exists_in_version", message).source(table_source(version.engine));
     let finding = finding.fix(Fix::remove(&given.written));
     match instead.split_once(' ') {
         Some((name, value)) if name.starts_with("--") && !value.contains(' ') => {

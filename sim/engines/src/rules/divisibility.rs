@@ -50,6 +50,13 @@ pub(super) const RULES: &[Rule] = &[
         check: dense_blocks,
     },
     Rule {
+        name: "shared_width_divisible_by_block",
+        engine: Some(Engine::Vllm),
+        range: Range::ALL,
+        source: "vllm fp8_utils.py validate_fp8_block_shape (0.16.0, 0.33.0): the shared experts' MLP is split over all tensor-parallel ranks; report of DeepSeek-V4-Pro at 16",
+        check: shared_blocks,
+    },
+    Rule {
         name: "linear_attention_divisible_by_block",
         engine: Some(Engine::Sglang),
         range: Range::until("0.5.9"),
@@ -201,6 +208,32 @@ fn dense_blocks(launch: &Launch<'_>) -> Vec<Finding> {
         out.push(legal_tps(launch, finding, |n| width % n == 0 && (width / n).is_multiple_of(block)));
     }
     out
+}
+
+/// Shared experts are an MLP of the rest's storage, split over the tensor-parallel ranks whatever happens to the routed ones.
+fn shared_blocks(launch: &Launch<'_>) -> Vec<Finding> {
+    let m = launch.model;
+    let (Some((block, _)), Some(shared), Some(width)) = (m.weights.block, m.shared_experts, m.moe_intermediate) else { return Vec::new() };
+    let (tp, width) = (u64::from(launch.settings.tp), shared * width);
+    let latent = matches!(m.attention, AttentionKind::Mla | AttentionKind::SparseMla);
+    // Sequence-parallel MoE keeps them whole.
+    let whole = launch.settings.a2a_active && launch.settings.ep > 1;
+    if !latent
+        || whole
+        || m.weights.method != "fp8"
+        || block < 2
+        || width == 0
+        || tp == 1
+        || (width % tp == 0 && (width / tp).is_multiple_of(block))
+    {
+        return Vec::new();
+    }
+    let message = format!(
+        "the shared expert's width of {width} over {tp} ranks is {:.0}, which is not a multiple of the quantization block of {block}: expert parallelism does not cure it",
+        width as f64 / tp as f64
+    );
+    let finding = fault(Phase::Load, "shared_width_divisible_by_block", message).argument(launch.tp_flag());
+    vec![legal_tps(launch, finding, |n| width % n == 0 && (width / n).is_multiple_of(block))]
 }
 
 fn linear_attention(launch: &Launch<'_>) -> Vec<Finding> {

@@ -74,6 +74,13 @@ pub(super) const RULES: &[Rule] = &[
         check: eplb_quantization,
     },
     Rule {
+        name: "mega_moe_needs_expert_parallelism",
+        engine: VLLM,
+        range: Range::ALL,
+        source: "vllm/models/deepseek_v4/nvidia/model.py (0.24.0 to 0.33.0): MegaMoE currently requires expert parallel; earlier releases are assumed to do so",
+        check: mega_moe,
+    },
+    Rule {
         name: "all_to_all_flag_is_used",
         engine: VLLM,
         range: Range::ALL,
@@ -266,6 +273,16 @@ fn eplb_quantization(launch: &Launch<'_>) -> Vec<Finding> {
         format!("--enable-eplb: the weight-only INT4 method ({}) does not support it (NotImplementedError)", launch.model.weights.method);
     let finding = Finding::fails(Phase::Load, Kind::FlagConflict, "eplb_supports_quantization", message).argument("--enable-eplb");
     vec![finding.fix(Fix::remove("--enable-eplb"))]
+}
+
+fn mega_moe(launch: &Launch<'_>) -> Vec<Finding> {
+    let s = launch.settings;
+    if s.moe_backend != "deep_gemm_mega_moe" || launch.on("--enable-expert-parallel") {
+        return Vec::new();
+    }
+    let message = "--moe-backend deep_gemm_mega_moe dispatches, computes and combines in one kernel over expert-parallel ranks, and --enable-expert-parallel is not given".to_owned();
+    let finding = Finding::fails(Phase::Load, Kind::FlagConflict, "mega_moe_needs_expert_parallelism", message).argument("--moe-backend");
+    vec![finding.fix(Fix::switch("--enable-expert-parallel")).fix(Fix::remove("--moe-backend"))]
 }
 
 fn unused_a2a(launch: &Launch<'_>) -> Vec<Finding> {

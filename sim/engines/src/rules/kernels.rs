@@ -63,6 +63,20 @@ pub(super) const RULES: &[Rule] = &[
         check: sparse_old,
     },
     Rule {
+        name: "draft_trees_need_a_backend",
+        engine: SGL,
+        range: Range::between("0.4.5", "0.4.6"),
+        source: "sglang/srt/layers/attention/flashattention_backend.py (0.4.5): topk must be 1 for FlashAttentionBackend; 0.4.6 takes trees",
+        check: draft_trees,
+    },
+    Rule {
+        name: "mxfp8_experts_have_kernels",
+        engine: SGL,
+        range: Range::ALL,
+        source: "report of 0.5.13 with MiniMax-M3-MXFP8 on SM120 (AssertionError: expected sm90 or sm100); sglang/srt/arg_groups/choices.py (0.5.23) names cutlass, deep_gemm and TensorRT-LLM runners, all of SM90 and SM100; that other releases are the same is assumed",
+        check: mxfp8,
+    },
+    Rule {
         name: "trtllm_sparse_attention_has_kernels",
         engine: SGL,
         range: Range::ALL,
@@ -251,7 +265,7 @@ const FUSES: &[&str] = &["DeepseekV3", "GptOss", "Glm4Moe", "Qwen3Moe", "KimiK25
 fn fuses(launch: &Launch<'_>) -> bool {
     let auto = launch.class_is(FUSES) || (launch.model.class.is_none() && launch.model.moe);
     let alone = launch.settings.nodes <= 1 && launch.settings.a2a == "none" && launch.settings.tp > 1 && !launch.settings.dp_attention;
-    let off = launch.on("--disable-flashinfer-allreduce-fusion");
+    let off = launch.on("--enforce-disable-flashinfer-allreduce-fusion");
     alone && !off && (auto || launch.on("--enable-flashinfer-allreduce-fusion"))
 }
 
@@ -278,7 +292,7 @@ fn fused_all_reduce(launch: &Launch<'_>) -> Vec<Finding> {
     };
     vec![
         finding
-            .fix(Fix::switch("--disable-flashinfer-allreduce-fusion"))
+            .fix(Fix::switch("--enforce-disable-flashinfer-allreduce-fusion"))
             .fix(Fix::version("0.5.8", "with pull request 16283 it is on by default on SM90 and SM100 only")),
     ]
 }
@@ -318,7 +332,7 @@ fn indexer(launch: &Launch<'_>) -> bool {
 }
 
 fn sparse_indexer(launch: &Launch<'_>) -> Vec<Finding> {
-    if !indexer(launch) || launch.sm() < 110 || trtllm_asked(launch) {
+    if !indexer(launch) || launch.sm() < 110 || trtllm_asked(launch) || dense_backend_asked(launch) {
         return Vec::new();
     }
     let message = format!(
@@ -330,8 +344,37 @@ fn sparse_indexer(launch: &Launch<'_>) -> Vec<Finding> {
     vec![finding.fix(Fix::version("20260628", "pull request 29580 brings kernels for SM120"))]
 }
 
+/// SGLang takes another attention backend than its sparse one where it is asked for: such a one gives the indexer no metadata, which is then left out,
+/// and attention is over all tokens (`AttentionBackend.get_indexer_metadata`).
+fn dense_backend_asked(launch: &Launch<'_>) -> bool {
+    let asked = launch.settings.has("--attention-backend") || launch.settings.has("--decode-attention-backend");
+    launch.settings.engine == Engine::Sglang && asked && !matches!(launch.settings.attention_backend.as_str(), "nsa" | "dsa")
+}
+
+fn draft_trees(launch: &Launch<'_>) -> Vec<Finding> {
+    let Some(topk) = launch.settings.speculative.as_ref().map(|s| s.topk).filter(|k| *k > 1) else { return Vec::new() };
+    if launch.settings.attention_backend != "fa3" {
+        return Vec::new();
+    }
+    let message =
+        format!("attention backend fa3 verifies chains of drafts only in this version, and --speculative-eagle-topk {topk} asks for trees");
+    let finding =
+        Finding::fails(Phase::Init, Kind::FlagConflict, "draft_trees_need_a_backend", message).argument("--speculative-eagle-topk");
+    vec![finding.fix(Fix::set("--speculative-eagle-topk", 1)).fix(Fix::set("--attention-backend", "triton"))]
+}
+
+fn mxfp8(launch: &Launch<'_>) -> Vec<Finding> {
+    let sm = launch.sm();
+    if !launch.model.moe || !launch.expert_scheme(&["mxfp8"]) || sm == 0 || (90..=103).contains(&sm) {
+        return Vec::new();
+    }
+    let message = format!("the MXFP8 expert kernels of SGLang are built for SM90 and SM100, and this is SM{sm}");
+    let finding = unsupported(Phase::Load, "mxfp8_experts_have_kernels", message).number("required_sm", 90.0);
+    vec![finding.fix(Fix::words("a checkpoint in another format"))]
+}
+
 fn sparse_old(launch: &Launch<'_>) -> Vec<Finding> {
-    if !indexer(launch) || launch.sm() == 0 || launch.sm() >= 90 {
+    if !indexer(launch) || launch.sm() == 0 || launch.sm() >= 90 || dense_backend_asked(launch) {
         return Vec::new();
     }
     let message =

@@ -264,10 +264,14 @@ fn one(question: &Question, command: &Command, finding: &Finding, fix: &Fix) -> 
     if fix.changes.is_empty() {
         return Ok(Some(CheckedFix { text: fix.text.clone(), verified: false, then: None, changes: Vec::new() }));
     }
+    let text = fix.changes.iter().fold(fix.text.clone(), |text, change| match change {
+        Change::Set(flag, _) => text.replace(flag.as_str(), change::spelled(question, flag)),
+        _ => text,
+    });
     let (question, command) = change::apply(question, command, &fix.changes);
     let again = examine(&question, &command)?;
     let same = |f: &Finding| f.invariant == finding.invariant && f.outcome == finding.outcome && f.arguments == finding.arguments;
     let remains = again.findings.iter().any(same);
     let then = starts_of(again.findings.first().filter(|f| f.outcome != Outcome::Note));
-    Ok((!remains).then(|| CheckedFix { text: fix.text.clone(), verified: true, then: Some(then), changes: fix.changes.clone() }))
+    Ok((!remains).then(|| CheckedFix { text, verified: true, then: Some(then), changes: fix.changes.clone() }))
 }

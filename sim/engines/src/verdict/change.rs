@@ -44,8 +44,16 @@ fn canonical(question: &Question, flag: &str) -> String {
     flags::find(question.version.engine, flag).map_or_else(|| flag.to_owned(), |f| f.name.to_owned())
 }
 
+/// The name of a flag that the question's version takes.
+pub(super) fn spelled<'a>(question: &Question, flag: &'a str) -> &'a str {
+    match flags::find(question.version.engine, flag) {
+        Some(known) if !known.range_of(flag).contains(&question.version) => known.name_in(&question.version),
+        _ => flag,
+    }
+}
+
 fn set(question: &Question, command: &mut Command, flag: &str, value: Option<&str>) {
-    let name = canonical(question, flag);
+    let (name, flag) = (canonical(question, flag), spelled(question, flag));
     command.given.retain(|g| g.name != name);
     let known = flags::find(question.version.engine, flag).is_some();
     command.given.push(Given { name, written: flag.to_owned(), value: value.map(str::to_owned), span: 0..0, known });
