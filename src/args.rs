@@ -129,6 +129,15 @@ Whether GPUs read and write each other's memory directly, or through the host's 
     /// All-reduce implementation
     #[arg(long, value_name = "KIND", help_heading = "How it runs")]
     pub(crate) allreduce: Option<AllReduceKind>,
+    /// Whether our one-shot all-reduce also adds the residual and norms
+    #[arg(
+        long,
+        value_name = "on|off",
+        help_heading = "How it runs",
+        long_help = "\
+Whether our one-shot all-reduce also adds the residual and norms, in the same kernel, up to half a megabyte sent by a rank: for --allreduce one-shot [default: on]"
+    )]
+    pub(crate) fuse_allreduce: Option<Switch>,
     /// All-to-all backend of expert dispatch and combine
     #[arg(long, value_name = "KIND", help_heading = "How it runs")]
     pub(crate) a2a: Option<AllToAllKind>,
@@ -191,6 +200,7 @@ impl DeploymentArgs {
             ("--p2p", self.p2p.map(word)),
             ("--kv-dtype", self.kv_dtype.map(word)),
             ("--allreduce", self.allreduce.map(word)),
+            ("--fuse-allreduce", self.fuse_allreduce.map(word)),
             ("--a2a", self.a2a.map(word)),
             ("--engine", self.engine.map(word)),
             ("--engine-version", self.engine_version.clone()),
@@ -252,7 +262,7 @@ pub(crate) enum AllReduceKind {
     Auto,
     /// NCCL.
     Nccl,
-    /// Peer kernel, every rank reads all others; up to the machine's cut-off size, then NCCL.
+    /// Peer kernel, every rank reads all others; up to the machine's cut-off size, then NCCL. Our own takes the norm behind the sum with it.
     OneShot,
     /// Peer kernel, reduce-scatter then all-gather; up to the machine's cut-off size, then NCCL.
     TwoShot,

@@ -15,7 +15,7 @@ use crate::child;
 use crate::error::Failure;
 use crate::measurement::chosen;
 use crate::output;
-use crate::scenario::{plan_failure, verified};
+use crate::scenario::{plan_failure, verified, with_sums_fused};
 use moetwin::cuda::exec::calibrate::{Exchanges, Floors};
 use moetwin::cuda::exec::gpu::Host;
 use moetwin::cuda::exec::{Choices, CudaExecutor, CudaOptions, RankTimes, Repetitions};
@@ -137,7 +137,7 @@ pub(crate) fn kernel_rows<H: Host>(
                     continue;
                 }
                 let step = Step::uniform(Phase::Decode, batch, context);
-                let program = match step_program(spec, &step, &deployment) {
+                let program = match step_program(spec, &step, &deployment, false) {
                     Ok(program) => program,
                     // A model with few heads has no wide split; its other splits are measured all the same.
                     Err(Failure::Input(e)) if split.ranks > 1 => {
@@ -187,10 +187,10 @@ fn inputs_of(step: &Step, spec: &ModelSpec, points: &Points) -> StepInputs {
     StepInputs { token_ids: tokens, sequences: step.sequences.clone() }
 }
 
-fn step_program(spec: &ModelSpec, step: &Step, deployment: &Deployment) -> Result<Program, Failure> {
+fn step_program(spec: &ModelSpec, step: &Step, deployment: &Deployment, fuse_sums: bool) -> Result<Program, Failure> {
     let mut graph = plan(spec, step, deployment, &BuildOptions::default()).map_err(|e| plan_failure(&e, deployment))?;
     graph.outputs.retain(|(name, _)| name != "logits");
-    verified(graph)
+    verified(with_sums_fused(graph, fuse_sums)?)
 }
 
 /// What a measured step says of the kernels in it: what each adds to the captured step on one stream. `peers`: whether the other ranks ran too.
@@ -366,7 +366,7 @@ mod tests {
         assert_eq!(again, machine);
         // A step that was measured: every kernel of ours is priced as measured, and takes what the fake says.
         let (spec, step) = (builtin::spec().unwrap(), Step::uniform(Phase::Decode, 3, 40));
-        let program = step_program(&spec, &step, &Deployment::default()).unwrap();
+        let program = step_program(&spec, &step, &Deployment::default(), false).unwrap();
         let routing = SampledRouting::new(Distribution::Uniform, 0);
         let trace = simulate(&program, &machine, &routing, &SimOptions::default()).unwrap();
         let (mut measured, mut all) = (0, 0);
@@ -409,14 +409,18 @@ mod tests {
             (found.kernels.iter().any(|r| r.work.op == "linear"), found.kernels.iter().any(|r| r.work.op.ends_with("rms_norm")));
         assert!(linear && norm && kernel_rows_alone(&host, &spec).iter().all(|r| !r.work.peers));
         assert!(!nccl.is_empty() && nccl.iter().all(|r| r.ranks == 2 && r.time_ps.abs_diff(EXCHANGE_PS) < EXCHANGE_PS / 10), "{sums:?}");
-        assert!(sums.iter().any(|r| r.library == Library::OneShot));
+        // The embedding's sum alone, the layers' with their norms.
+        for normed in [false, true] {
+            assert!(sums.iter().any(|r| r.library == Library::OneShot && r.normed == normed));
+        }
+        assert!(sums.iter().all(|r| r.library == Library::OneShot || !r.normed));
         assert!(found.rows.iter().any(|r| r.op == CollectiveOp::AllToAll));
         // In the machine an all-reduce of a step takes just that.
         let mut machine = machine::find("8x-h200-sxm").unwrap();
         machine.kernels = Some(OwnKernels { exchanges: moetwin::sim::cost::medians(found.rows), ..OwnKernels::default() });
         let machine = machine::from_json(&machine.to_json()).unwrap();
         let step = Step::uniform(Phase::Decode, 9, 8);
-        let program = step_program(&spec, &step, &Deployment { tp: 2, ..Deployment::default() }).unwrap();
+        let program = step_program(&spec, &step, &Deployment { tp: 2, ..Deployment::default() }, false).unwrap();
         let routing = SampledRouting::new(Distribution::Uniform, 0);
         let trace = simulate(&program, &machine, &routing, &SimOptions::default()).unwrap();
         let sums = trace.exchanges.as_slice().iter().filter(|e| {

@@ -19,7 +19,7 @@ use moetwin::runtime::reference::{NamedValue, Order, ReferenceExecutor, StepInpu
 use moetwin::runtime::session::{Session, SessionError, SessionOptions, StepOutput};
 use moetwin::runtime::text::{Sampler, TextModel};
 use moetwin::runtime::weights::{OutTensor, WeightSource, write_to};
-use moetwin::runtime::{Executor, ProgramKey};
+use moetwin::runtime::{Executor, LowerOptions, ProgramKey};
 use std::collections::BTreeMap;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -35,6 +35,8 @@ pub(crate) struct Job<'a> {
     pub(crate) weights: &'a dyn WeightSource,
     /// How it is split.
     pub(crate) deployment: Deployment,
+    /// Whether sums over ranks are fused with the norms behind them.
+    pub(crate) fuse_sums: bool,
     /// Prompts, none empty.
     pub(crate) prompts: &'a [Vec<i32>],
     /// New tokens per sequence, at least one.
@@ -49,6 +51,13 @@ pub(crate) struct Job<'a> {
     pub(crate) dump: bool,
     /// Decode passes that prepare the ones that are timed.
     pub(crate) warm_passes: usize,
+}
+
+impl Job<'_> {
+    /// How its programs are lowered.
+    pub(crate) fn lower(&self) -> LowerOptions {
+        LowerOptions { fuse_sums: self.fuse_sums, ..LowerOptions::default() }
+    }
 }
 
 /// What was generated.
@@ -210,7 +219,7 @@ pub(crate) fn generate<E: Executor<Number = f32>>(
     let capacity = u32::try_from(longest).ok().and_then(|n| n.checked_add(job.max_tokens));
     let capacity = capacity.ok_or_else(|| Failure::from(InputError::new("--max-tokens", "the sequences would be too long")))?;
     let executor = open(capacity)?;
-    let options = SessionOptions { deployment: job.deployment.clone(), lower: Default::default(), dump: job.dump };
+    let options = SessionOptions { deployment: job.deployment.clone(), lower: job.lower(), dump: job.dump };
     let session = Session::new(job.spec, job.weights, executor, options, capacity);
     let mut session = if job.sampler == Sampler::Greedy { session.greedy() } else { session };
     let failed = |e: SessionError| session_failure(e, &job.deployment);

@@ -33,6 +33,10 @@ pub(crate) struct Conditions {
     pub(crate) replicas: u32,
     /// The all-to-all backend, as `--a2a` takes it.
     pub(crate) a2a: String,
+    /// Which code summed over ranks, as `--allreduce` takes it; empty where the flag was not given.
+    pub(crate) allreduce: String,
+    /// Whether it took norms with it, as `--fuse-allreduce` takes it; empty where the flag was not given.
+    pub(crate) fuse_allreduce: String,
     /// Tokens in the cache and new ones, by sequence.
     pub(crate) sequences: Vec<(u32, u32)>,
     /// Whether it is a prefill rather than a decode step.
@@ -283,6 +287,7 @@ mod tests {
             spec: &spec,
             weights: &weights,
             deployment: deployment.clone(),
+            fuse_sums: false,
             prompts: &prompts,
             max_tokens,
             sampler: Sampler::new(0.0, 1.0, 0).unwrap(),

@@ -153,7 +153,8 @@ fn slow_choice(scenario: &Scenario, served: &Served) -> Option<String> {
     let exchanges = served.trace.exchanges.iter().map(|(_, e)| e);
     let reduces = exchanges.filter(|e| {
         let command = served.trace.spans[e.spans[e.last]].command;
-        let reduce = command.is_some_and(|c| matches!(served.program.graph.nodes[c.node].op, Op::AllReduce { .. }));
+        let reduce =
+            command.is_some_and(|c| matches!(served.program.graph.nodes[c.node].op, Op::AllReduce { .. } | Op::AllReduceAddRmsNorm { .. }));
         reduce && (e.how.starts_with("ring") || e.how.starts_with("tree"))
     });
     let largest = reduces.max_by_key(|e| e.message_bytes)?;

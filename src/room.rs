@@ -7,7 +7,7 @@ use crate::scenario::plan_failure;
 use moetwin::cuda::probe::Gpu;
 use moetwin::models::{BuildOptions, LogitsRows, Phase, RankId, Sequence, Step, plan};
 use moetwin::runtime::ledger::{LedgerOptions, RankLedger, ledger};
-use moetwin::runtime::{LowerOptions, lower};
+use moetwin::runtime::lower;
 
 /// Bytes that a rank allocates for certain: what it cannot run without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ fn step(job: &Job<'_>, phase: Phase, past: u32, new: impl Fn(&[i32]) -> u32) -> 
 
 fn needs(job: &Job<'_>, step: &Step, ranks: &[(RankId, usize)]) -> Result<Vec<Needs>, Failure> {
     let graph = plan(job.spec, step, &job.deployment, &BuildOptions::default()).map_err(|e| plan_failure(&e, &job.deployment))?;
-    let program = lower(graph, LowerOptions::default()).map_err(|e| Failure::Running(e.to_string()))?;
+    let program = lower(graph, job.lower()).map_err(|e| Failure::Running(e.to_string()))?;
     let options = LedgerOptions { captured_buckets: 0, channels: 0, spare_kv_bytes: 0 };
     let ledger = ledger(&program, job.spec, &options).map_err(|e| Failure::Running(e.to_string()))?;
     let of = |rank: RankId| ledger.ranks.iter().find(|l| l.rank == rank).map(Needs::of);
@@ -97,6 +97,7 @@ mod tests {
             spec: &spec,
             weights: &weights,
             deployment: Deployment { tp, ..Deployment::default() },
+            fuse_sums: false,
             prompts: &[vec![1; 20]],
             max_tokens: 8,
             sampler: Sampler::Greedy,

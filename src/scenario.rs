@@ -12,6 +12,7 @@ use moetwin::models::shard::ShardFault;
 use moetwin::models::spec::Ffn;
 use moetwin::models::{AllToAll, Axis, BuildOptions, Deployment, Graph, ModelSpec, Phase, PlanError, Step, WeightFormat, plan};
 use moetwin::runtime::builtin;
+use moetwin::runtime::lower::fused;
 use moetwin::runtime::{LowerOptions, Program, lower, verify};
 use moetwin::sim::collective::{GraphMode, Library};
 use moetwin::sim::cost::Kernels;
@@ -40,6 +41,8 @@ pub(crate) struct Scenario {
     pub(crate) graphs_asked: Option<bool>,
     /// All-reduce implementation as `--allreduce` takes it.
     pub(crate) allreduce: &'static str,
+    /// Whether a one-shot all-reduce of ours takes the norm behind it with it.
+    pub(crate) fuse_allreduce: bool,
     /// Whose choices hold where none is given, and whose kernels run.
     pub(crate) engine: Engine,
     /// Version of the engine that was asked for.
@@ -88,6 +91,7 @@ impl Scenario {
             options,
             graphs_asked: args.graphs.map(|switch| switch == Switch::On),
             allreduce,
+            fuse_allreduce: args.fuse_allreduce != Some(Switch::Off),
             engine: args.engine.unwrap_or(Engine::Native),
             engine_version: args.engine_version.clone(),
             kernel_folder: args.kernels.clone(),
@@ -111,11 +115,16 @@ impl Scenario {
     pub(crate) fn with_step(&self, step: Step, context: u32) -> Self {
         Self { step, context, ..self.clone() }.launched()
     }
-    /// The graph of this scenario with another batch. Experts are as wide as the split makes them.
+    /// The graph of this scenario with another batch. Experts are as wide as the split makes them; sums are fused with the norms behind them where
+    /// the kernel that takes them does so.
     pub(crate) fn graph(&self, step: &Step) -> Result<Graph, Failure> {
         let padded = padded(&self.model.spec, &self.deployment);
-        plan(padded.as_ref().unwrap_or(&self.model.spec), step, &self.deployment, &BuildOptions::default())
-            .map_err(|e| plan_failure(&e, &self.deployment))
+        let graph = plan(padded.as_ref().unwrap_or(&self.model.spec), step, &self.deployment, &BuildOptions::default());
+        with_sums_fused(graph.map_err(|e| plan_failure(&e, &self.deployment))?, self.fuses_sums())
+    }
+    /// Whether sums over ranks are fused with the norms behind them: our one-shot kernel does so, those of engines by default do not.
+    pub(crate) fn fuses_sums(&self) -> bool {
+        self.engine == Engine::Native && self.options.backends.all_reduce == Library::OneShot && self.fuse_allreduce
     }
     /// What the split adds to the model, in words.
     pub(crate) fn padding_text(&self) -> Option<String> {
@@ -207,6 +216,11 @@ fn padded(spec: &ModelSpec, deployment: &Deployment) -> Option<ModelSpec> {
         }
     }
     out
+}
+
+/// The graph with sums over ranks fused with the norms behind them, if they are to be.
+pub(crate) fn with_sums_fused(graph: Graph, fuse_sums: bool) -> Result<Graph, Failure> {
+    fused(graph, LowerOptions { fuse_sums, ..LowerOptions::default() }).map_err(|e| InputError::new("--tp", e.to_string()).into())
 }
 
 /// The program of a graph, verified.

@@ -1,5 +1,6 @@
 //! What would make a step faster or slower: the same question asked again with one thing changed.
 
+use crate::args::Engine;
 use crate::prediction::pace;
 use crate::scenario::Scenario;
 use moetwin::models::DType;
@@ -66,8 +67,9 @@ pub(crate) fn changes(scenario: &Scenario, program: &Program, tokens_per_s: f64)
     // Changes that leave the machine alone share its collectives.
     let mut memory = SimMemory::default();
     let mut ask = |what: &'static str, how: String, kind: Kind, changed: Scenario| {
-        // A program has the deployment in it: another cache type is another program.
-        let own = (changed.deployment != base.deployment).then(|| changed.program(&changed.step)).transpose();
+        // A program has the deployment in it: another cache type is another program. So is one whose sums are fused with norms.
+        let other = changed.deployment != base.deployment || changed.fuses_sums() != base.fuses_sums();
+        let own = other.then(|| changed.program(&changed.step)).transpose();
         let answer = own.and_then(|own| pace(&changed, own.as_ref().unwrap_or(program), &mut memory));
         let result = match answer {
             Ok((step_ms, rate)) => Changed::Step { step_ms, tokens_per_s: rate, faster: rate / tokens_per_s - 1.0 },
@@ -126,6 +128,13 @@ pub(crate) fn changes(scenario: &Scenario, program: &Program, tokens_per_s: f64)
             if base.options.backends.all_reduce != library {
                 ask(name, flag.to_owned(), Kind::Flag, with(&|s| s.options.backends.all_reduce = library));
             }
+        }
+        if base.engine == Engine::Native && base.options.backends.all_reduce == Library::OneShot {
+            let (name, flag) = match base.fuse_allreduce {
+                true => ("Norms apart from sums", "--fuse-allreduce off"),
+                false => ("Norms fused with sums", "--fuse-allreduce on"),
+            };
+            ask(name, flag.to_owned(), Kind::Flag, with(&|s| s.fuse_allreduce = !s.fuse_allreduce));
         }
         let peers = !base.peer_access();
         let name = if peers { "Peer access" } else { "Without peer access" };

@@ -2,7 +2,7 @@
 
 use crate::args::{DeploymentArgs, Speculation};
 use crate::error::{Failure, InputError};
-use crate::scenario::{Scenario, plan_failure, verified};
+use crate::scenario::{Scenario, plan_failure, verified, with_sums_fused};
 use moetwin::kernels::routing::{Distribution, SampledRouting};
 use moetwin::models::draft::{self, Draft};
 use moetwin::models::{BuildOptions, Deployment, ModelSpec, Phase, Step, plan};
@@ -91,7 +91,7 @@ impl SpeculationPlan {
     fn program(&self, scenario: &Scenario, step: &Step) -> Result<Program, Failure> {
         let deployment = self.deployment(&scenario.deployment);
         let graph = plan(&self.draft.spec, step, &deployment, &BuildOptions::default()).map_err(|e| plan_failure(&e, &deployment))?;
-        verified(graph)
+        verified(with_sums_fused(graph, scenario.fuses_sums())?)
     }
     /// The draft's largest pass: the tokens of a verification.
     pub(crate) fn extend_program(&self, scenario: &Scenario, batch: usize) -> Result<Program, Failure> {

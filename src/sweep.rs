@@ -248,7 +248,8 @@ impl Point {
                 a.a2a.map(word),
                 a.batch,
                 a.graphs.map(word),
-                a.spec.map(|s| s.to_string()),
+                // Our kernel fuses sums with norms.
+                (a.allreduce == Some(AllReduceKind::OneShot), a.fuse_allreduce.map(word), a.spec.map(|s| s.to_string())),
             )
         };
         key(self) == key(other)

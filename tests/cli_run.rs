@@ -42,6 +42,17 @@ fn splits_and_orders_do_not_change_the_tokens() {
     }
 }
 
+/// The CPU runs the program that GPUs run: with fewer commands, and the same tokens.
+#[test]
+fn sums_that_take_norms_with_them_do_not_change_the_tokens() {
+    let run = |words: &str| line(&format!("run --prompt-ids 7,8,9,10 --max-tokens 6 --tp 2 --json {words}"));
+    let (apart, fused, off) = (run(""), run("--allreduce one-shot"), run("--allreduce one-shot --fuse-allreduce off"));
+    assert_eq!(apart.json()["tokens"], fused.json()["tokens"]);
+    assert_eq!(apart.json()["collectives"], fused.json()["collectives"]);
+    assert!(!fused.err.contains("has no effect") && off.err.contains("--allreduce has no effect"), "{}{}", fused.err, off.err);
+    assert!(run("--fuse-allreduce off").err.contains("--fuse-allreduce has no effect on sums that are not by --allreduce one-shot"));
+}
+
 #[test]
 fn the_dump_has_logits_hidden_states_and_router_choices() {
     let folder = scratch("dump");

@@ -200,6 +200,24 @@ fn a_machine_can_be_taken_apart_and_put_together() {
 }
 
 #[test]
+fn one_shot_sums_take_norms_with_them_in_the_graph_and_in_the_step() {
+    let graph = |words: &str| line(&format!("graph --model qwen3-30b-a3b --tp 2 {words}"));
+    let fused = |words: &str| graph(words).out.matches("= all_reduce_add_rms_norm{").count();
+    assert_eq!((fused("--allreduce one-shot"), fused(""), fused("--allreduce one-shot --fuse-allreduce off")), (96, 0, 0));
+    // Engines by default do not, and a prompt's sums are too large.
+    assert_eq!((fused("--allreduce one-shot --engine sglang"), fused("--allreduce one-shot --phase prefill --context 4096")), (0, 0));
+    assert!(
+        !graph("--allreduce one-shot").err.contains("--allreduce decides how")
+            && graph("--allreduce nccl").err.contains("--allreduce decides")
+    );
+    let where_ = "--machine 8x-h200-sxm --model qwen3-30b-a3b --tp 2 --allreduce one-shot";
+    let step = |words: &str| line(&format!("sim {where_} {words} --json")).json()["step_ms"].as_f64().unwrap();
+    assert!(step("") < step("--fuse-allreduce off"), "{} {}", step(""), step("--fuse-allreduce off"));
+    let text = line(&format!("sim {where_}")).out;
+    assert!(text.contains("norm fused"), "{text}");
+}
+
+#[test]
 fn graphs_come_in_three_forms() {
     const SMALL: &str = "--model tests/fixtures/tiny-deepseek-v3 --tp 2";
     let text = line(&format!("graph {SMALL}"));

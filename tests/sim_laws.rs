@@ -19,6 +19,8 @@ struct Case {
     step: Step,
     machine: Machine,
     options: SimOptions,
+    /// Whether sums are fused with the norms behind them.
+    fuse_sums: bool,
 }
 
 impl Default for Case {
@@ -28,6 +30,7 @@ impl Default for Case {
             step: Step::uniform(Phase::Decode, 1, 1024),
             machine: machine::find(BOX).expect("built in"),
             options: SimOptions::default(),
+            fuse_sums: false,
         }
     }
 }
@@ -42,7 +45,7 @@ impl Case {
     fn run_with(&self, memory: &mut SimMemory) -> (Program, SimTrace) {
         let spec = zoo::spec("kimi-k2.5").expect("embedded");
         let graph = plan(&spec, &self.step, &self.deployment, &BuildOptions::default()).expect("a legal split");
-        let program = lower(graph, LowerOptions::default()).expect("lowers");
+        let program = lower(graph, LowerOptions { fuse_sums: self.fuse_sums, ..LowerOptions::default() }).expect("lowers");
         let routing = SampledRouting::new(Distribution::Uniform, 1);
         let trace = simulate_with(&program, &self.machine, &routing, &self.options, memory).expect("runs");
         (program, trace)
@@ -230,6 +233,62 @@ fn remembering_exchanges_changes_nothing() {
         let (_, fresh) = case.run();
         assert_eq!(chrome_trace(&program, &trace), chrome_trace(&program, &fresh));
         assert_eq!(Breakdown::new(&program, &trace), Breakdown::new(&program, &fresh));
+    }
+}
+
+fn one_shot(fuse_sums: bool, batch: u32, graphs: bool) -> Case {
+    let backends = Backends { all_reduce: Library::OneShot, ..SimOptions::default().backends };
+    let options = SimOptions { backends, graphs, ..SimOptions::default() };
+    Case { options, fuse_sums, machine: machine::find("8x-h200-sxm").expect("built in"), ..Case::decode(batch, 512) }
+}
+
+/// What a norm in the kernel of a sum saves is its launch and its latency; its bytes stay.
+#[test]
+fn a_norm_fused_with_its_sum_saves_what_its_own_kernel_costs() {
+    for (batch, graphs) in [(1, true), (4, true), (1, false)] {
+        let (apart, fused) = (one_shot(false, batch, graphs).breakdown(), one_shot(true, batch, graphs).breakdown());
+        let ms = |b: &Breakdown, class| b.rows.iter().filter(|r| r.class == class).map(|r| r.ms).sum::<f64>();
+        let of = |b: &Breakdown, how: &str| b.exchanges.iter().filter(|e| e.how.ends_with(how)).map(|e| e.count).sum::<f64>();
+        assert_eq!((of(&apart, "norm fused"), of(&fused, "norm fused")), (0.0, 122.0), "batch {batch}");
+        // A kernel of a norm takes 2.5 us where nobody measured it; 122 of them are gone from the other class.
+        let saved = ms(&apart, "elementwise") - ms(&fused, "elementwise");
+        let added = ms(&fused, "all_reduce") - ms(&apart, "all_reduce");
+        assert!(added > 0.0 && added < 0.1 * saved, "batch {batch}: {added} for {saved}");
+        let faster = apart.step_ms - fused.step_ms;
+        assert!(faster > 0.5 * saved && faster < 122.0 * 10e-3, "batch {batch}: {faster} of {saved}");
+    }
+}
+
+/// A program whose sums are fused takes, where a library sums, as long as one whose sums are not: the same kernels run.
+#[test]
+fn a_norm_behind_a_library_s_sum_costs_what_it_costs_alone() {
+    for (machine, library) in [(BOX, Library::Nccl), ("8x-h200-sxm", Library::Sglang)] {
+        for graphs in [true, false] {
+            let backends = Backends { all_reduce: library, ..SimOptions::default().backends };
+            let options = SimOptions { backends, graphs, ..SimOptions::default() };
+            let case = |fuse_sums| Case {
+                fuse_sums,
+                options: options.clone(),
+                machine: machine::find(machine).expect("built in"),
+                ..Case::decode(2, 512)
+            };
+            let (apart, fused) = (case(false).breakdown(), case(true).breakdown());
+            let all = |b: &Breakdown| b.exchanges.iter().filter(|e| e.how.ends_with("norm apart")).map(|e| e.count).sum::<f64>();
+            assert_eq!((all(&apart), all(&fused)), (0.0, 122.0));
+            assert!((fused.step_ms / apart.step_ms - 1.0).abs() < 0.005, "{machine}: {} and {} ms", fused.step_ms, apart.step_ms);
+        }
+    }
+}
+
+#[test]
+fn a_step_with_fused_sums_does_not_fall_as_its_batch_grows() {
+    let mut memory = SimMemory::default();
+    let mut before = 0.0;
+    for batch in [1, 2, 4, 8, 9, 10, 11, 12, 16, 24, 32, 64] {
+        let (program, trace) = one_shot(true, batch, true).run_with(&mut memory);
+        let now = Breakdown::new(&program, &trace).step_ms;
+        assert!(now > before * 0.97, "batch {batch}: {now} after {before}");
+        before = now;
     }
 }
 

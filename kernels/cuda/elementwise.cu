@@ -1,5 +1,6 @@
 // Norms, sums, activations, embedding, row selection, greedy choice. One block a row unless said otherwise.
 #include "activation.cuh"
+#include "norm.cuh"
 #include "shape.cuh"
 
 // out[T, H] = table[ids[t] - vocab_start], zeros for ids of other ranks' slices. Eight elements a thread where rows are whole eights: a row comes from
@@ -16,13 +17,6 @@ extern "C" __global__ void embed(const int* ids, const bf16* table, bf16* out, i
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) out[(size_t)row * hidden + i] = held ? table[(size_t)local * hidden + i] : to_bf16(0.f);
 }
 
-// Eight elements of a row, scaled, times their weights.
-__device__ __forceinline__ void store_normed(bf16* out, const float* row, const float (&w)[8], float scale) {
-    float v[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = f32(to_bf16(row[j] * scale)) * w[j];
-    store8(out, v);
-}
 // y = rmsnorm(row) * w, `row` in shared memory; `square` is this thread's share of the squares.
 __device__ __forceinline__ void norm_row(const float* row, float square, const bf16* weight, bf16* out, int n, float eps) {
     const float scale = rsqrtf(block_sum(square) / n + eps);
@@ -79,16 +73,10 @@ extern "C" __global__ void rms_norm(const bf16* x, const bf16* weight, bf16* y, 
 
 // Eight elements of delta + residual, as bf16 has them; returns the sum of their squares.
 __device__ __forceinline__ float add8(const bf16* delta, const bf16* residual, bf16* sum, float (&a)[8]) {
-    float b[8], square = 0.f;
+    float b[8];
     load8(delta, a);
     load8(residual, b);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-        a[j] = f32(to_bf16(a[j] + b[j]));
-        square += a[j] * a[j];
-    }
-    store8(sum, a);
-    return square;
+    return add8(a, b, sum);
 }
 
 // sum = delta + residual; y = rmsnorm(sum) * w. Dynamic shared memory: `n` floats, none where the block holds the row.

@@ -1,6 +1,7 @@
-// Exchanges between ranks: the one-shot all-reduce over peer memory, rows packed for fixed-capacity buffers of experts and unpacked, and columns
+// Exchanges between ranks: the one-shot all-reduce over peer memory, the same with the norm behind it, rows packed for fixed-capacity buffers of experts and unpacked, and columns
 // and sums that NCCL's collectives leave to us. What a captured graph needs lies in device memory: epochs, counts, faults. Every wait has a bound.
-#include "common.cuh"
+#include "norm.cuh"
+#include "shape.cuh"
 
 constexpr int MAX_RANKS = 8;
 
@@ -14,13 +15,15 @@ __device__ __forceinline__ void report(Fault* fault, u32 what, int command, int 
     if (atomicCAS(&fault->what, 0u, what) == 0u) fault->command = command, fault->rank = rank, fault->count = count;
 }
 
-// A rank's window, which its peers map. `arrived` [blocks][MAX_RANKS] is written by peers; two halves of `capacity` elements follow it.
+// A rank's window, which its peers map. `arrived` [blocks][MAX_RANKS] is written by peers; two halves of `capacity` elements follow it, and two
+// halves of packets [ranks][elements / 2], which peers write as well.
 struct Control {
     u32 epoch, done, stop, unused;
 };
 struct Peers {
     bf16* staged[MAX_RANKS];
     u32* arrived[MAX_RANKS];
+    u64* packets[MAX_RANKS];
 };
 
 __device__ __forceinline__ void release_store(u32* p, u32 v) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
@@ -87,6 +90,126 @@ extern "C" __global__ void all_reduce_one_shot(const bf16* in, bf16* out, const 
     // Every block has read the epoch before it is counted here, so the last one may move it on.
     if (threadIdx.x == 0 && atomicAdd(&control->done, 1u) == gridDim.x - 1) control->done = 0, control->epoch = epoch;
 }
+
+// Eight bf16 in four packets: four bytes of data and the epoch in one store of eight bytes, so that whoever sees the epoch has the data. That saves
+// the fence before a flag and the trip back to fetch what it announces.
+__device__ __forceinline__ void send_packets(u64* to, uint4 data, u32 epoch) {
+    const u64 mark = (u64)epoch << 32;
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(mark | data.x), "l"(mark | data.y) : "memory");
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to + 2), "l"(mark | data.z), "l"(mark | data.w) : "memory");
+}
+// Whether all four packets are of this epoch, and their data.
+__device__ __forceinline__ bool take_packets(const u64* from, u32 epoch, uint4& data) {
+    u64 a, b, c, d;
+    asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(from) : "memory");
+    asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(c), "=l"(d) : "l"(from + 2) : "memory");
+    data = make_uint4((u32)a, (u32)b, (u32)c, (u32)d);
+    return (u32)(a >> 32) == epoch && (u32)(b >> 32) == epoch && (u32)(c >> 32) == epoch && (u32)(d >> 32) == epoch;
+}
+
+// Ranks whose packets are asked for together.
+constexpr int TOGETHER = 4;
+
+// Packets of the ranks from `first` on, this rank's own data among them. Gives up as `meet` does.
+__device__ __forceinline__ void receive(uint4 (&data)[TOGETHER], const uint4& own, const u64* packets, u64 stride, int first, Control* control, const u32* stop, Fault* fault,
+                                        int command, int rank, int ranks, u32 epoch, u64 bound) {
+    u64 begin = 0, now;
+    for (u32 polls = 0;; ++polls) {
+        int missing = -1;
+#pragma unroll
+        for (int k = 0; k < TOGETHER; ++k)
+            if (first + k < ranks && first + k != rank && !take_packets(packets + (first + k) * stride, epoch, data[k])) missing = first + k;
+        if (missing < 0) break;
+        if (polls % 256 != 255) continue;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        if (begin == 0) begin = now;
+        if (now - begin > bound || acquire_load(&control->stop) || acquire_load(stop)) {
+            report(fault, LATE, command, missing, 0);
+            control->stop = 1;
+            break;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < TOGETHER; ++k)
+        if (first + k == rank) data[k] = own;
+}
+
+__device__ __forceinline__ void add_to(float (&sum)[8], uint4 data) {
+    float v[8];
+    unpack8(data, v);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum[j] += v[j];
+}
+
+// The sum over the `PARTS` blocks of a cluster, in the order in which one block of all their threads adds (`block_sum`).
+template <int PARTS> __device__ __forceinline__ float row_sum(float v) {
+    if (PARTS == 1) return block_sum(v);
+    __shared__ float partial[WARP];
+    v = warp_sum(v);
+    const int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    if (lane == 0) partial[threadIdx.x / WARP] = v;
+    cluster_barrier();
+    float other = 0.f;
+    if (lane < PARTS * warps) {
+        u32 remote;
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"((u32)__cvta_generic_to_shared(partial + lane % warps)), "r"(lane / warps));
+        asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(other) : "r"(remote));
+    }
+    return warp_sum(other);
+}
+
+// sum = the sum over ranks as above, rounded, plus the residual; y = rmsnorm(sum) * w: what all_reduce_one_shot and add_rms_norm compute, bit for
+// bit: a thread holds the eight elements that it holds there, and warps are added in the same order. Every rank sends its row to all others as packets. The
+// halves take turns and the epoch counts as above: nobody sends in call e + 2 before it has had everybody's packets of e + 1, which its peers send after
+// call e. `capacity` are elements of one rank's packets in a half. Rows of at most 8 elements a thread.
+template <int PARTS>
+__device__ __forceinline__ void sum_and_norm(const bf16* in, const bf16* residual, const bf16* weight, bf16* y, bf16* sum, const Peers* peers, Control* control,
+                                             const u32* stop, Fault* fault, int command, int rank, int ranks, int n, float eps, u64 capacity, u64 bound) {
+    const int i = (blockIdx.x % PARTS * blockDim.x + threadIdx.x) * 8;
+    const bool mine = i < n;
+    float w[8], total[8] = {}, square = 0.f;
+    admit_next();
+    if (mine) load8(weight + i, w);
+    await_previous();
+    const u32 epoch = *(volatile u32*)&control->epoch + 1;
+    const u64 at = (u64)(blockIdx.x / PARTS) * n + i, stride = capacity / 2, half = (epoch & 1) * ranks * stride;
+    if (mine) {
+        const uint4 own = *reinterpret_cast<const uint4*>(in + at), before = *reinterpret_cast<const uint4*>(residual + at);
+        for (int r = 1; r < ranks; ++r) {
+            const int peer = rank + r < ranks ? rank + r : rank + r - ranks;
+            send_packets(peers->packets[peer] + half + rank * stride + at / 2, own, epoch);
+        }
+        const u64* packets = peers->packets[rank] + half + at / 2;
+        for (int first = 0; first < ranks; first += TOGETHER) {
+            uint4 data[TOGETHER];
+            receive(data, own, packets, stride, first, control, stop, fault, command, rank, ranks, epoch, bound);
+#pragma unroll
+            for (int k = 0; k < TOGETHER; ++k)
+                if (first + k < ranks) add_to(total, data[k]);
+        }
+        float b[8];
+        unpack8(before, b);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) total[j] = f32(to_bf16(total[j]));
+        square = add8(total, b, sum + at);
+    }
+    const float scale = rsqrtf(row_sum<PARTS>(square) / n + eps);
+    if (mine) store_normed(y + at, total, w, scale);
+    // Nobody's shared memory goes while others read it.
+    if (PARTS > 1) cluster_barrier();
+    // Every block has read the epoch before it is counted here, so the last one may move it on.
+    if (threadIdx.x == 0 && atomicAdd(&control->done, 1u) == gridDim.x - 1) control->done = 0, control->epoch = epoch;
+}
+
+// A row of 7168 sent and received by one multiprocessor takes 3 us longer than one of 2048, so four share a wide row.
+#define SUM_AND_NORM(name, parts, attributes)                                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(256) attributes name(const bf16* in, const bf16* residual, const bf16* weight, bf16* y, bf16* sum, const Peers* peers,  \
+                                                                      Control* control, const u32* stop, Fault* fault, int command, int rank, int ranks, int n,       \
+                                                                      float eps, u64 capacity, u64 bound) {                                                          \
+        sum_and_norm<parts>(in, residual, weight, y, sum, peers, control, stop, fault, command, rank, ranks, n, eps, capacity, bound);                                \
+    }
+SUM_AND_NORM(all_reduce_add_rms_norm, 1, )
+SUM_AND_NORM(all_reduce_add_rms_norm_wide, 4, __cluster_dims__(4, 1, 1))
 
 // Which rows go to which rank. Block `d` lists the rows, ascending, that chose an expert of rank `d`: `rows` [ranks][capacity], -1 behind them;
 // and for every row its slot there, `slots` [ranks][T], -1 where it does not go. Experts `bounds[d] .. bounds[d + 1]` are rank d's.

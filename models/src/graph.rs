@@ -165,7 +165,7 @@ impl Graph {
         let mut counts = CollectiveCounts::default();
         for (_, node) in self.nodes.iter() {
             match node.op {
-                Op::AllReduce { .. } => counts.all_reduce += 1,
+                Op::AllReduce { .. } | Op::AllReduceAddRmsNorm { .. } => counts.all_reduce += 1,
                 Op::AllGather { .. } => counts.all_gather += 1,
                 Op::ReduceScatter { .. } => counts.reduce_scatter += 1,
                 Op::Dispatch => counts.dispatch += 1,
@@ -258,7 +258,7 @@ impl Graph {
 /// Communication nodes of a graph, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CollectiveCounts {
-    /// All-reduces.
+    /// All-reduces, those with a norm fused into them included.
     pub all_reduce: u64,
     /// All-gathers.
     pub all_gather: u64,

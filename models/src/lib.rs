@@ -10,6 +10,7 @@ pub mod deployment;
 pub mod dim;
 pub mod draft;
 pub mod dtype;
+pub mod fuse;
 pub mod graph;
 pub mod ids;
 pub mod op;

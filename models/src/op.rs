@@ -187,6 +187,14 @@ pub enum Op {
         /// Ranks that take part.
         axis: Axis,
     },
+    /// An all-reduce and the norm behind it as one command: `(delta[T, H] partial over axis, residual[T, H], w[H]) -> (y[T, H], sum[T, H])`.
+    /// What [`Op::AllReduce`] and then [`Op::AddRmsNorm`] compute, bit for bit. No plan has it: [`crate::fuse`] makes it of the two.
+    AllReduceAddRmsNorm {
+        /// Ranks that take part.
+        axis: Axis,
+        /// Added to the mean square.
+        eps: f64,
+    },
     /// `(x cut along dim) -> x whole`.
     AllGather {
         /// Ranks that take part.
@@ -269,7 +277,7 @@ pub enum OpClass {
     DenseMlp,
     /// Logits and sampling.
     Head,
-    /// All-reduce.
+    /// All-reduce, with the norm that is fused into it.
     AllReduce,
     /// All-gather and reduce-scatter.
     GatherScatter,
@@ -322,7 +330,13 @@ impl Op {
     pub fn is_communication(&self) -> bool {
         matches!(
             self,
-            Op::Dispatch | Op::Combine | Op::AllReduce { .. } | Op::AllGather { .. } | Op::ReduceScatter { .. } | Op::SendRecv { .. }
+            Op::Dispatch
+                | Op::Combine
+                | Op::AllReduce { .. }
+                | Op::AllReduceAddRmsNorm { .. }
+                | Op::AllGather { .. }
+                | Op::ReduceScatter { .. }
+                | Op::SendRecv { .. }
         )
     }
     /// Name as in JSON: what kernels of this op are called in traces.
@@ -356,6 +370,7 @@ impl Op {
             Op::LinearAttention { .. } => "linear_attention",
             Op::SparseIndex { .. } => "sparse_index",
             Op::AllReduce { .. } => "all_reduce",
+            Op::AllReduceAddRmsNorm { .. } => "all_reduce_add_rms_norm",
             Op::AllGather { .. } => "all_gather",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::Slice { .. } => "slice",
@@ -390,7 +405,7 @@ impl Op {
             Op::Experts { .. } => OpClass::Experts,
             Op::Dispatch | Op::Combine => OpClass::AllToAll,
             Op::SelectRows | Op::Argmax => OpClass::Head,
-            Op::AllReduce { .. } => OpClass::AllReduce,
+            Op::AllReduce { .. } | Op::AllReduceAddRmsNorm { .. } => OpClass::AllReduce,
             Op::AllGather { .. } | Op::ReduceScatter { .. } => OpClass::GatherScatter,
             Op::SendRecv { .. } => OpClass::SendRecv,
         }
@@ -403,7 +418,15 @@ mod tests {
 
     #[test]
     fn names_are_those_of_the_json() {
-        let ops = [Op::Embed, Op::MlaExpandKv, Op::RmsNorm { eps: 0.0 }, Op::AllReduce { axis: Axis::Tp }, Op::SendRecv { from: 0, to: 1 }];
+        let fused = Op::AllReduceAddRmsNorm { axis: Axis::Tp, eps: 0.0 };
+        let ops = [
+            Op::Embed,
+            Op::MlaExpandKv,
+            Op::RmsNorm { eps: 0.0 },
+            Op::AllReduce { axis: Axis::Tp },
+            fused,
+            Op::SendRecv { from: 0, to: 1 },
+        ];
         for op in ops {
             assert_eq!(serde_json::to_value(&op).unwrap()["op"], op.name());
         }

@@ -2,6 +2,7 @@
 
 use moetwin_kernels::reference::{Array, Data};
 use moetwin_models::{Deployment, Graph, RankId, TensorId, TensorKind, WeightRole, config};
+use moetwin_runtime::LowerOptions;
 use moetwin_runtime::reference::{ExecuteError, Order, ReferenceExecutor};
 use moetwin_runtime::session::{Session, SessionError, SessionOptions};
 use moetwin_runtime::weights::{LoadError, SyntheticWeights, WeightSource};
@@ -30,15 +31,31 @@ impl WeightSource for Spoiled {
 }
 
 fn fails(deployment: &Deployment, order: Order, role: WeightRole, rank: u32, value: f32) -> ExecuteError {
+    fails_lowered(deployment, LowerOptions::default(), order, role, rank, value)
+}
+
+fn fails_lowered(deployment: &Deployment, lower: LowerOptions, order: Order, role: WeightRole, rank: u32, value: f32) -> ExecuteError {
     let text = include_str!("../../tests/fixtures/tiny-mixtral/config.json");
     let spec = config::read(text, "tiny").unwrap();
     let weights = Spoiled { whole: SyntheticWeights::new(&spec, 7), role, layer: 1, rank: RankId(rank), value };
     let executor = ReferenceExecutor::<f32>::new(deployment.ranks(), 16, order);
-    let options = SessionOptions { deployment: deployment.clone(), lower: Default::default(), dump: false };
+    let options = SessionOptions { deployment: deployment.clone(), lower, dump: false };
     let mut session = Session::new(&spec, &weights, executor, options, 16).greedy();
     match session.prefill(&[vec![5, 9, 80], vec![3]]) {
         Err(SessionError::Execute(e)) => e,
         other => panic!("{deployment:?} {role:?}: {:?}", other.map(|o| o.values.len())),
+    }
+}
+
+#[test]
+fn a_norm_that_is_fused_with_a_sum_is_named_for_its_weight_and_for_no_summand() {
+    let (d, lower) = (Deployment { tp: 2, ..Deployment::default() }, LowerOptions { fuse_sums: true, ..LowerOptions::default() });
+    for order in [Order::Launch, Order::Seeded(1)] {
+        for (role, name) in [(WeightRole::PostAttentionNorm, "layers.1"), (WeightRole::O, "layers.1.attn.o")] {
+            let error = fails_lowered(&d, lower, order, role, 1, f32::NAN);
+            let ExecuteError::NotFinite { rank, command, .. } = &error else { panic!("{role:?}: {error}") };
+            assert!(*rank == RankId(1) && command.contains(name) && command.contains("norm") == (role != WeightRole::O), "{error}");
+        }
     }
 }
 

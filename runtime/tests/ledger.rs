@@ -1,5 +1,6 @@
 //! The ledger against the arithmetic of Kimi-K2.5 on eight ranks, as derived from SGLang's sources and the origin story's log.
 
+use moetwin_kernels::launch::one_shot::window_bytes;
 use moetwin_models::{AllToAll, BuildOptions, Deployment, Phase, RankId, Step, TensorKind, plan, zoo};
 use moetwin_runtime::ledger::{Ledger, LedgerOptions, MemoryPhase, ledger};
 use moetwin_runtime::{LowerOptions, lower};
@@ -48,6 +49,20 @@ fn flashinfer_all_to_all_adds_shared_experts_and_a_workspace() {
     near(growth("weights: shared experts"), 4.307, 0.001);
     near(growth("all-to-all workspace"), 1.125, 0.001);
     near(a2a.ranks[0].weight_bytes() - ep.ranks[0].weight_bytes(), 4.307, 0.001);
+}
+
+#[test]
+fn fused_sums_need_a_window_and_fewer_commands() {
+    let spec = zoo::spec("kimi-k2.5").unwrap();
+    let graph = plan(&spec, &Step::uniform(Phase::Decode, 1, 65_536), &tp8(), &BuildOptions::default()).unwrap();
+    let options = LedgerOptions { captured_buckets: 4, channels: 4, spare_kv_bytes: 0 };
+    let fused = lower(graph, LowerOptions { fuse_sums: true, ..LowerOptions::default() }).unwrap();
+    let (plain, fused) = (kimi(&tp8()), ledger(&fused, &spec, &options).unwrap());
+    let line = |l: &Ledger, name| l.ranks[7].line_bytes(name);
+    assert_eq!((line(&plain, "windows of one-shot sums"), line(&fused, "windows of one-shot sums")), (0, window_bytes(8)));
+    // Two sums a layer, each a node less in every captured graph.
+    assert_eq!(line(&plain, "captured graphs") - line(&fused, "captured graphs"), 4 * 2 * 61 * (20 << 10));
+    assert!(line(&fused, "activations arena") <= line(&plain, "activations arena"));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What lowering promises: every order that streams and events allow gives the same values, and nothing it emits is superfluous.
 
-use moetwin_models::{AllToAll, BuildOptions, Deployment, ModelSpec, Phase, Sequence, Step, config, plan};
+use moetwin_models::{AllToAll, BuildOptions, Deployment, ModelSpec, Op, Phase, RankId, Sequence, Step, config, plan};
 use moetwin_runtime::reference::{ExecuteError, Order, ReferenceExecutor, Schedule, StepInputs};
 use moetwin_runtime::verify::{ProgramFault, verify};
 use moetwin_runtime::weights::{CheckpointWeights, Layers};
@@ -55,6 +55,38 @@ fn every_legal_order_gives_the_same_bits() {
             assert_eq!(run(&program, &weights, Order::Seeded(seed)).unwrap(), expected, "seed {seed}, {d:?}");
         }
     }
+}
+
+/// Sums over ranks, alone and with a norm, that a rank issues.
+fn sums(program: &Program) -> (usize, usize) {
+    let of = |is: fn(&Op) -> bool| program.ranks[RankId(0)].commands.iter().filter(|c| is(&program.graph.nodes[c.id.node].op)).count();
+    (of(|op| matches!(op, Op::AllReduce { .. })), of(|op| matches!(op, Op::AllReduceAddRmsNorm { .. })))
+}
+
+#[test]
+fn sums_are_fused_with_norms_where_that_is_asked_for_and_the_kernel_takes_them() {
+    let (spec, weights) = model();
+    for d in deployments() {
+        let step = |rows| Step { phase: Phase::Verify(rows), sequences: SEQUENCES.to_vec(), logits: moetwin_models::LogitsRows::All };
+        let graph = plan(&spec, &step(4), &d, &BuildOptions::default()).unwrap();
+        let fused = lower(graph, LowerOptions { fuse_sums: true, ..LowerOptions::default() }).unwrap();
+        verify(&fused).unwrap();
+        moetwin_models::verify(&fused.graph).unwrap();
+        let plain = program(&spec, &d);
+        assert_eq!(sums(&plain).0, sums(&fused).0 + sums(&fused).1, "{d:?}");
+        let commands = |p: &Program| p.ranks[RankId(0)].commands.len();
+        assert_eq!(commands(&plain) - commands(&fused), sums(&fused).1, "{d:?}");
+        assert_eq!(sums(&fused).1 > 0, d.tp == 2 && d.dp_attention == 1, "{d:?}");
+        // No bit changes, in whatever order commands run.
+        let expected = run(&plain, &weights, Order::Launch).unwrap();
+        for order in [Order::Launch, Order::Seeded(1), Order::Seeded(2), Order::Seeded(3)] {
+            assert_eq!(run(&fused, &weights, order).unwrap(), expected, "{d:?}");
+        }
+    }
+    // A long prompt's sums are more than the kernel takes.
+    let long = Step::uniform(Phase::Prefill, 1, 1 << 16);
+    let graph = plan(&spec, &long, &Deployment { tp: 2, ..Deployment::default() }, &BuildOptions::default()).unwrap();
+    assert_eq!(sums(&lower(graph, LowerOptions { fuse_sums: true, ..LowerOptions::default() }).unwrap()).1, 0);
 }
 
 #[test]

@@ -17,10 +17,11 @@ use deployments::{any_deployment, any_step, is_legal};
 use models::{Family, any_model, any_model_of};
 use moetwin_kernels::reference::{Array, Data, Real};
 use moetwin_models::spec::Ffn;
-use moetwin_models::{BuildOptions, Deployment, ModelSpec, Phase, RankId, Step, plan};
+use moetwin_models::{BuildOptions, Deployment, ModelSpec, Op, Phase, RankId, Step, plan};
 use moetwin_runtime::lower::{LowerOptions, lower, lower_each};
 use moetwin_runtime::reference::{NamedValue, Order, ReferenceExecutor};
 use moetwin_runtime::session::{Session, SessionOptions};
+use moetwin_runtime::verify::verify;
 use moetwin_runtime::weights::SyntheticWeights;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -51,10 +52,20 @@ struct Case<'a> {
 
 /// Prefill, then decode of fixed tokens twice.
 fn run<T: Real + From<f32>>(model: &ModelSpec, deployment: &Deployment, prompts: &[Vec<i32>], seed: u64) -> Result<Results<T>, String> {
+    run_lowered(model, deployment, LowerOptions::default(), prompts, seed)
+}
+
+fn run_lowered<T: Real + From<f32>>(
+    model: &ModelSpec,
+    deployment: &Deployment,
+    lower: LowerOptions,
+    prompts: &[Vec<i32>],
+    seed: u64,
+) -> Result<Results<T>, String> {
     let weights = SyntheticWeights::new(model, seed);
     let order = if deployment.ranks() == 1 { Order::Launch } else { Order::Seeded(seed) };
     let executor = ReferenceExecutor::<T>::new(deployment.ranks(), CAPACITY, order);
-    let options = SessionOptions { deployment: deployment.clone(), lower: LowerOptions::default(), dump: true };
+    let options = SessionOptions { deployment: deployment.clone(), lower, dump: true };
     let mut session = Session::new(model, &weights, executor, options, CAPACITY);
     let mut results = vec![session.prefill(prompts).map_err(|e| e.to_string())?.values];
     for step in 0..DECODED {
@@ -226,6 +237,30 @@ fn sharded_equals_whole() {
     let met = met.borrow();
     let seldom: Vec<&str> = KINDS.into_iter().filter(|kind| met.get(kind).is_none_or(|n| *n < 3)).collect();
     assert!(seldom.is_empty(), "too few cases of {seldom:?}: {met:?}\nreplay: {replay}");
+}
+
+/// Sums that are fused with norms are the same bits as those that are not.
+#[test]
+fn fused_sums_change_no_bit() {
+    let fusing = LowerOptions { fuse_sums: true, ..LowerOptions::default() };
+    let (mut runner, replay) = runner(120, "fused_sums_change_no_bit");
+    let cases = any_model().prop_flat_map(|m| (any_deployment(&m), Just(m), any_prompts(), any::<u64>()));
+    let fused = RefCell::new(0);
+    let result = runner.run(&cases, |(deployment, model, prompts, seed)| {
+        let failed = |what: String| TestCaseError::fail(format!("{} on {}: {what}", model.name, flags(&deployment)));
+        let step = Step::uniform(Phase::Decode, prompts.len() as u32, 3);
+        let graph = plan(&model, &step, &deployment, &BuildOptions::default()).map_err(|e| failed(e.to_string()))?;
+        let program = lower(graph, fusing).map_err(|e| failed(e.to_string()))?;
+        verify(&program).map_err(|faults| failed(faults[0].to_string()))?;
+        *fused.borrow_mut() += u32::from(program.graph.nodes.iter().any(|(_, n)| matches!(n.op, Op::AllReduceAddRmsNorm { .. })));
+        let apart = run::<f32>(&model, &deployment, &prompts, seed).map_err(failed)?;
+        let together = run_lowered::<f32>(&model, &deployment, fusing, &prompts, seed).map_err(failed)?;
+        difference(&apart, &together, 0.0).map_or(Ok(()), |(_, difference)| Err(failed(difference)))
+    });
+    if let Err(error) = result {
+        panic!("{error}\nreplay: {replay}");
+    }
+    assert!(*fused.borrow() >= 10, "only {} cases had sums to fuse\nreplay: {replay}", fused.borrow());
 }
 
 /// Cases from a seed of its own, so that what is counted over all of them is the same on every run.

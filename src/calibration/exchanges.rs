@@ -7,7 +7,7 @@ use moetwin::cuda::exec::gpu::Host;
 use moetwin::cuda::exec::{AllReduceBackend, Choices, CudaExecutor, RankTimes, Repetitions};
 use moetwin::kernels::cost::facts;
 use moetwin::kernels::routing::{Distribution, SampledRouting};
-use moetwin::models::{AllToAll, Deployment, ModelSpec, NodeId, Phase, RankId, Step};
+use moetwin::models::{AllToAll, Deployment, ModelSpec, NodeId, Op, Phase, RankId, Step};
 use moetwin::runtime::reference::ExecuteError;
 use moetwin::runtime::weights::SyntheticWeights;
 use moetwin::runtime::{Action, Executor, Program};
@@ -94,7 +94,7 @@ fn one_way<H: Host>(
             return Ok(nth > 0);
         }
         let step = Step::uniform(Phase::Decode, batch, context);
-        let program = step_program(spec, &step, deployment)?;
+        let program = step_program(spec, &step, deployment, library == Library::OneShot)?;
         let executor = match &mut executor {
             Some(executor) => executor,
             none => none.insert(open(context + 1).map_err(running)?),
@@ -115,24 +115,26 @@ fn one_way<H: Host>(
 /// Exchanges of a measured step: of each what the member takes that takes least, since it waits for nobody.
 fn rows_of(program: &Program, times: &[RankTimes], ways: Ways, library: Library, seed: u64) -> Vec<OwnExchange> {
     let routing = SampledRouting::new(Distribution::Uniform, seed);
-    let mut all: BTreeMap<NodeId, (CollectiveOp, u64, u64)> = BTreeMap::new();
+    let mut all: BTreeMap<NodeId, (CollectiveOp, bool, u64, u64)> = BTreeMap::new();
     for t in times {
         let commands = program.ranks.get(RankId(t.rank)).map_or(&[][..], |rp| &rp.commands);
         for (command, found) in commands.iter().zip(t.commands_ps()).filter(|(c, _)| c.action != Action::Compute) {
             let node = command.id.node;
             let (Some(op), Some(ps)) = (collective_of(&program.graph.nodes[node].op), found) else { continue };
             let Ok(facts) = facts(&program.graph, node, RankId(t.rank), &routing) else { continue };
-            let row = all.entry(node).or_insert((op, 0, u64::MAX));
-            (row.1, row.2) = (row.1.max(facts.message_bytes), row.2.min(ps.max(1)));
+            let normed = matches!(program.graph.nodes[node].op, Op::AllReduceAddRmsNorm { .. });
+            let row = all.entry(node).or_insert((op, normed, 0, u64::MAX));
+            (row.2, row.3) = (row.2.max(facts.message_bytes), row.3.min(ps.max(1)));
         }
     }
-    let row = |(op, bytes, time_ps): (CollectiveOp, u64, u64)| OwnExchange {
+    let row = |(op, normed, bytes, time_ps): (CollectiveOp, bool, u64, u64)| OwnExchange {
         op,
         library: if op == CollectiveOp::AllReduce { library } else { Library::Nccl },
         ranks: ways.ranks as usize,
         peer_access: ways.peer_access,
         bytes,
+        normed,
         time_ps,
     };
-    all.into_values().filter(|(_, bytes, _)| *bytes > 0).map(row).collect()
+    all.into_values().filter(|(_, _, bytes, _)| *bytes > 0).map(row).collect()
 }

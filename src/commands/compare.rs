@@ -74,7 +74,7 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "N", requires = "trace", value_parser = whole::<u32>(1..=u32::MAX))]
     steps: Option<u32>,
     /// A trace of what was predicted, instead of predicting it now
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["machine", "routing", "p2p", "allreduce"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["machine", "routing", "p2p", "allreduce", "fuse_allreduce"])]
     predicted: Option<PathBuf>,
     /// Commands to list, worst first
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = whole::<usize>(0..=usize::MAX))]
@@ -219,6 +219,11 @@ impl Again<'_> {
         let c = self.conditions;
         let a2a = AllToAllKind::from_str(&c.a2a, false)
             .map_err(|e| Failure::from(InputError::new("--measured", format!("otherData.conditions.a2a: {e}")).value(c.a2a.as_str())))?;
+        let as_measured = match c.allreduce.as_str() {
+            "" => AllReduceKind::Nccl,
+            word => AllReduceKind::from_str(word, false)
+                .map_err(|e| Failure::from(InputError::new("--measured", format!("otherData.conditions.allreduce: {e}")).value(word)))?,
+        };
         let flags = DeploymentArgs {
             tp: Some(c.tp),
             pp: Some(c.pp),
@@ -229,7 +234,8 @@ impl Again<'_> {
             a2a: Some(a2a),
             graphs: Some(if self.captured { Switch::On } else { Switch::Off }),
             p2p,
-            allreduce: Some(self.args.deployment.allreduce.unwrap_or(AllReduceKind::Nccl)),
+            allreduce: Some(self.args.deployment.allreduce.unwrap_or(as_measured)),
+            fuse_allreduce: self.args.deployment.fuse_allreduce.or((c.fuse_allreduce == "off").then_some(Switch::Off)),
             routing: self.args.deployment.routing.clone(),
             kernels: self.args.deployment.kernels.clone(),
             seed: c.seed,

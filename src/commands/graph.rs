@@ -1,6 +1,6 @@
 //! `moetwin graph`.
 
-use crate::args::DeploymentArgs;
+use crate::args::{AllReduceKind, DeploymentArgs};
 use crate::error::{Failure, InputError, Outcome};
 use crate::output::{self, NewFile};
 use crate::scenario::Scenario;
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &GraphArgs) -> Result<Outcome, Failure> {
     };
     let file = args.out.as_deref().filter(|path| *path != Path::new("-")).map(|path| NewFile::plan("--out", path)).transpose()?;
     let scenario = Scenario::new(&args.deployment)?;
-    for flag in without_effect(&args.deployment) {
+    for flag in without_effect(&args.deployment, &scenario) {
         output::note(&format!("note: {flag} decides how the graph runs, not what it is; the graph is the same without it"));
     }
     let graph = scenario.graph(&scenario.step)?;
@@ -90,11 +90,12 @@ pub(crate) fn run(args: &GraphArgs) -> Result<Outcome, Failure> {
 }
 
 /// Flags of the deployment that were given and do not change its graph.
-fn without_effect(args: &DeploymentArgs) -> Vec<&'static str> {
+fn without_effect(args: &DeploymentArgs, scenario: &Scenario) -> Vec<&'static str> {
     let given = [
         ("--graphs", args.graphs.is_some()),
         ("--p2p", args.p2p.is_some()),
-        ("--allreduce", args.allreduce.is_some()),
+        ("--allreduce", args.allreduce.is_some() && !scenario.fuses_sums()),
+        ("--fuse-allreduce", args.fuse_allreduce.is_some() && args.allreduce != Some(AllReduceKind::OneShot)),
         ("--nccl-graph", args.nccl_graph.is_some()),
         ("--routing", args.routing.is_some()),
         ("--kernels", args.kernels.is_some()),

@@ -8,7 +8,7 @@ pub(super) use flags::gpus_at_hand;
 pub(super) use inputs::cut;
 
 use super::slice::Slice;
-use crate::args::{DeploymentArgs, Switch};
+use crate::args::{DeploymentArgs, Switch, word};
 use crate::error::{Failure, InputError, Outcome};
 use crate::generation::{self, Job, OnGpus, Shown, generate, gpus, reference};
 use crate::measurement::{Conditions, Measured};
@@ -17,7 +17,7 @@ use crate::resolve;
 use crate::values::{real, whole};
 use answer::{json, report};
 use clap::{Args, ValueEnum};
-use flags::{all_reduce, check_ep_capacity, injection, launcher, refuse_flags, tuning, without_effect};
+use flags::{all_reduce, check_ep_capacity, fuses_sums, injection, launcher, refuse_flags, tuning, without_effect};
 use inputs::{made_up, open_text, prompts, text_prompt, weights};
 use moetwin::cuda::exec::{CudaExecutor, CudaOptions};
 use moetwin::cuda::launcher::Launcher;
@@ -253,6 +253,7 @@ fn execute(args: &RunArgs, deployment: Deployment, how: &OnGpus<'_>) -> Result<O
         spec: &spec,
         weights: weights.as_ref(),
         deployment,
+        fuse_sums: fuses_sums(&args.deployment),
         prompts: &prompts,
         max_tokens: args.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS),
         sampler,
@@ -308,6 +309,8 @@ fn conditions(args: &RunArgs, model: &str, deployment: &Deployment) -> Condition
         layers: args.layers,
         seed: args.deployment.seed,
         synthetic: args.synthetic,
+        allreduce: args.deployment.allreduce.map(word).unwrap_or_default(),
+        fuse_allreduce: args.deployment.fuse_allreduce.map(word).unwrap_or_default(),
         ..Conditions::here(deployment)
     }
 }
@@ -343,7 +346,8 @@ fn slice_of(args: &RunArgs, rank: Option<RankId>, deployment: Deployment, launch
     let mut of = conditions(args, name, &deployment);
     of.collective_delay_us = rank.map(|_| args.collective_delay);
     let weights = made_up(args, &spec)?;
-    let slice = Slice { spec: &spec, weights: &weights, deployment, step, rank, seed: args.deployment.seed, conditions: of };
+    let fuse_sums = fuses_sums(&args.deployment);
+    let slice = Slice { spec: &spec, weights: &weights, deployment, fuse_sums, step, rank, seed: args.deployment.seed, conditions: of };
     let tuning = tuning(args)?;
     let open = |capacity| {
         let options = CudaOptions { capacity, ..options };

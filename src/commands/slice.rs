@@ -5,7 +5,7 @@ use crate::error::{Failure, InputError, Outcome};
 use crate::measurement::{self, Conditions, chosen, median_ms};
 use crate::output::{self, NewFile};
 use crate::report::gib;
-use crate::scenario::{plan_failure, verified};
+use crate::scenario::{plan_failure, verified, with_sums_fused};
 use moetwin::cuda::exec::gpu::Host;
 use moetwin::cuda::exec::{CudaExecutor, RankTimes, Repetitions};
 use moetwin::models::{BuildOptions, Deployment, ModelSpec, RankId, Step, plan};
@@ -23,6 +23,8 @@ pub(super) struct Slice<'a> {
     pub(super) weights: &'a dyn WeightSource,
     /// How it is split.
     pub(super) deployment: Deployment,
+    /// Whether sums over ranks are fused with the norms behind them.
+    pub(super) fuse_sums: bool,
     /// What is computed.
     pub(super) step: Step,
     /// The rank that runs by itself; none where all of them do.
@@ -52,7 +54,7 @@ impl Slice<'_> {
             plan(self.spec, &self.step, &self.deployment, &BuildOptions::default()).map_err(|e| plan_failure(&e, &self.deployment))?;
         // Nobody asks for the next tokens; logits would only be copied.
         graph.outputs.retain(|(name, _)| name != "logits");
-        let program = verified(graph)?;
+        let program = verified(with_sums_fused(graph, self.fuse_sums)?)?;
         let options = LedgerOptions { captured_buckets: 1, channels: 0, spare_kv_bytes: 0 };
         let Ledger { ranks, .. } =
             ledger(&program, self.spec, &options).map_err(|e| Failure::from(InputError::new("--a2a", e.to_string())))?;
@@ -210,6 +212,7 @@ mod tests {
             spec: &spec,
             weights: &weights,
             deployment: Deployment { tp: 2, ..Deployment::default() },
+            fuse_sums: false,
             step: Step::uniform(Phase::Decode, 2, past),
             rank,
             seed: 3,

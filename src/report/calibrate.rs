@@ -241,7 +241,7 @@ pub(crate) fn measured_text(m: &Measured<'_>) -> String {
             let access = if e.peer_access { "on" } else { "off" };
             let us = format!("{:.2}", us(e.time_ps));
             table.row([
-                e.op.name().to_owned(),
+                format!("{}{}", e.op.name(), if e.normed { " with its norm" } else { "" }),
                 e.library.name().to_owned(),
                 e.ranks.to_string(),
                 access.to_owned(),

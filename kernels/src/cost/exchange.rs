@@ -18,6 +18,11 @@ pub(super) fn message(local: &Local<'_>) -> CostFacts {
     CostFacts { read_bytes, write_bytes, message_bytes, ..CostFacts::default() }
 }
 
+/// An all-reduce with a norm: the sum's message, and what the norm does to it. The sum itself is not written and read again.
+pub(super) fn normed_message(local: &Local<'_>) -> CostFacts {
+    CostFacts { message_bytes: local.input(0).bytes(), ..super::elementwise(local) }
+}
+
 /// Dispatch and combine.
 pub(super) fn all_to_all(local: &Local<'_>, routing: &dyn RoutingLoad) -> Result<CostFacts, SplitError> {
     let deployment = &local.graph.deployment;

@@ -11,6 +11,7 @@
 //! | linear attention | convolution, gated delta rule, gated norm |
 //! | sparse index | three projections, norm and rotation of queries and key, a Hadamard rotation and a quantization of each, cache write, scores, top-k |
 //! | merging a dealt-out context | one; the gathers and the sum around it are exchanges of their own |
+//! | all-reduce with a norm | one where it is fused, two where the sum is a library's: whoever carries it out knows, and one is counted |
 //! | all others | one |
 //!
 //! The sparse index as SGLang's indexer for DeepSeek-V3.2 and GLM-5 runs it, whose kernels public profiles name one by one

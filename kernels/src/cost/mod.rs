@@ -102,6 +102,7 @@ pub fn facts(graph: &Graph, node: NodeId, rank: RankId, routing: &dyn RoutingLoa
         Op::Experts { .. } => experts::experts(&local, routing)?,
         Op::Dispatch | Op::Combine => exchange::all_to_all(&local, routing)?,
         Op::AllReduce { .. } | Op::AllGather { .. } | Op::ReduceScatter { .. } | Op::SendRecv { .. } => exchange::message(&local),
+        Op::AllReduceAddRmsNorm { .. } => exchange::normed_message(&local),
         Op::Slice { dim, .. } => slice(&local, *dim),
         Op::SelectRows => CostFacts { read_bytes: local.written(), write_bytes: local.written(), ..CostFacts::default() },
         Op::RmsNorm { .. }
@@ -142,7 +143,7 @@ fn elementwise(local: &Local<'_>) -> CostFacts {
         Op::GatedActivation { activation: Activation::Silu } => 3,
         Op::GatedActivation { activation: Activation::ClampedSwiglu { .. } } => 5,
         Op::RmsNorm { .. } | Op::MlaNorm { .. } | Op::QkNorm { .. } => 4,
-        Op::AddRmsNorm { .. } => 5,
+        Op::AddRmsNorm { .. } | Op::AllReduceAddRmsNorm { .. } => 5,
         _ => 1,
     };
     CostFacts { flops: product(&[per_element, local.input_elements(0)]), ..local.streamed() }

@@ -2,6 +2,7 @@
 
 mod attention;
 mod matrix;
+pub mod one_shot;
 mod plan;
 mod router;
 pub mod storage;
@@ -9,7 +10,7 @@ pub mod storage;
 mod tests;
 pub mod tuning;
 
-pub use plan::{HOPPER_SHARED_BYTES, LaunchError, SHARED_LIMIT_BYTES, launches, launches_with};
+pub use plan::{HOPPER_SHARED_BYTES, LaunchError, SHARED_LIMIT_BYTES, launches, launches_with, row_block};
 pub use router::{carried_by, carrier_of};
 pub use storage::{Storage, storage_of};
 pub use tuning::{Choice, Tuning};
@@ -44,6 +45,7 @@ pub const HEADERS: &[Source] = &[
     Source { name: "experts.cuh", text: include_str!("../../cuda/experts.cuh") },
     Source { name: "experts_staged.cuh", text: include_str!("../../cuda/experts_staged.cuh") },
     Source { name: "mma.cuh", text: include_str!("../../cuda/mma.cuh") },
+    Source { name: "norm.cuh", text: include_str!("../../cuda/norm.cuh") },
     Source { name: "shape.cuh", text: include_str!("../../cuda/shape.cuh") },
     Source { name: "weights.cuh", text: include_str!("../../cuda/weights.cuh") },
     Source { name: "wgmma.cuh", text: include_str!("../../cuda/wgmma.cuh") },

@@ -48,7 +48,8 @@ pub enum LaunchError {
     },
 }
 
-/// The launches of `node` on `rank`; none where the rank has no rows. Communication and [`Op::Slice`] belong to the executor.
+/// The launches of `node` on `rank`; none where the rank has no rows. Communication and [`Op::Slice`] belong to the executor; of
+/// [`Op::AllReduceAddRmsNorm`] this is the norm, of a sum that begins where scratch memory does.
 pub fn launches(graph: &Graph, node: NodeId, rank: RankId) -> Result<Launches, LaunchError> {
     launches_with(graph, node, rank, &Tuning::default())
 }
@@ -96,6 +97,13 @@ impl Plan<'_> {
             Op::AddRmsNorm { eps } => {
                 let (rows, n) = self.matrix_out(0)?;
                 let args = vec![Input(0), Input(1), Input(2), Output(0), Output(1), self.int(n, "columns")?, Arg::F32(*eps as f32)];
+                let (block, shared) = row_block(n);
+                self.grid("elementwise.cu", "add_rms_norm", [rows, 1, 1], block, shared, args)
+            }
+            Op::AllReduceAddRmsNorm { eps, .. } => {
+                let (rows, n) = self.matrix_out(0)?;
+                let sum = self.scratch(2 * rows * n);
+                let args = vec![sum, Input(1), Input(2), Output(0), Output(1), self.int(n, "columns")?, Arg::F32(*eps as f32)];
                 let (block, shared) = row_block(n);
                 self.grid("elementwise.cu", "add_rms_norm", [rows, 1, 1], block, shared, args)
             }
@@ -226,7 +234,7 @@ impl Plan<'_> {
 
 /// Threads for a row of `n` elements, eight a thread, and the shared memory that it takes: none where registers hold it (`held_by_block` in
 /// elementwise.cu).
-fn row_block(n: u64) -> (u32, u64) {
+pub fn row_block(n: u64) -> (u32, u64) {
     let block = n.div_ceil(8).next_multiple_of(32).min(u64::from(WIDE_BLOCK));
     let held = n.is_multiple_of(8) && n <= 8 * block;
     (block as u32, if held { 0 } else { 4 * n })

@@ -177,6 +177,7 @@ pub fn run<T: Real>(op: &Op, context: &LocalContext<'_>, inputs: &[&Array<T>], o
             Err(ReferenceError::Unsupported { op: name, why: "modelled for cost only, the reference has no arithmetic for it".into() })
         }
         Op::AllReduce { .. }
+        | Op::AllReduceAddRmsNorm { .. }
         | Op::AllGather { .. }
         | Op::ReduceScatter { .. }
         | Op::Slice { .. }

@@ -37,6 +37,10 @@ fn the_message_names_op_operand_and_what_would_be_right() {
             error(&Op::Embed, &context, &[ids(&[2], &[1, i32::MIN]), zeros(&[4, 3])], &[zeros(&[2, 3])]),
             "embed: ids row 1: token id -2147483648 is negative",
         ),
+        (
+            error(&Op::AllReduceAddRmsNorm { axis: Axis::Tp, eps: 0.0 }, &context, &[], &[]),
+            "all_reduce_add_rms_norm: moves data between layouts, see the collective module",
+        ),
         (error(&Op::AllReduce { axis: Axis::Tp }, &context, &[], &[]), "all_reduce: moves data between layouts, see the collective module"),
         (
             error(&Op::SparseIndex { topk: 4 }, &context, &[], &[]),

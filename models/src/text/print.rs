@@ -117,7 +117,11 @@ fn print_dim(text: &mut String, dim: &Dim) {
 pub fn op_name(op: &Op) -> String {
     let value = op_value(op);
     match op {
-        Op::AllReduce { axis } | Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } | Op::Slice { axis, .. } => {
+        Op::AllReduce { axis }
+        | Op::AllReduceAddRmsNorm { axis, .. }
+        | Op::AllGather { axis, .. }
+        | Op::ReduceScatter { axis, .. }
+        | Op::Slice { axis, .. } => {
             format!("{}@{}", named(op, &value), axis.name())
         }
         _ => named(op, &value),

@@ -167,7 +167,8 @@ fn patterns(op: &Op) -> &'static [Pattern] {
         Op::SelectRows => const { &[by(When::Sequences, &[D0], &[D0])] },
         Op::Argmax => const { &[any(&[D0], &[D0])] },
         Op::SendRecv { .. } => const { &[any(&[D0], &[D0]), any(&[D1], &[D1])] },
-        Op::Dispatch | Op::Combine | Op::AllReduce { .. } | Op::AllGather { .. } | Op::ReduceScatter { .. } | Op::Slice { .. } => &[],
+        Op::Dispatch | Op::Combine | Op::AllReduce { .. } | Op::AllReduceAddRmsNorm { .. } => &[],
+        Op::AllGather { .. } | Op::ReduceScatter { .. } | Op::Slice { .. } => &[],
     }
 }
 
@@ -276,6 +277,7 @@ fn results(v: View<'_>) -> Result<Vec<Layout>, Illegal> {
             Some(Placement::Partial) => Ok(vec![layout.without(axis)]),
             _ => Err(illegal(format!("there is nothing to sum over {}: operand 0 is {layout}", axis.name()))),
         },
+        Op::AllReduceAddRmsNorm { axis, .. } => sum_and_norm(v, &layout, axis),
         Op::ReduceScatter { axis: Axis::Dcp, dim: 1 } => scatter_heads(d, layout).map(|l| vec![l]),
         Op::ReduceScatter { axis, dim } => reduce_scatter(v, d, layout, axis, dim).map(|l| vec![l]),
         Op::AllGather { axis: Axis::Dcp, dim: 1 } => gather_heads(d, layout).map(|l| vec![l]),
@@ -292,6 +294,23 @@ fn results(v: View<'_>) -> Result<Vec<Layout>, Illegal> {
         Op::GqaAttention { split_context: true, .. } => by_axis(v, d).and_then(|l| same_heads(v, d).map(|()| l)),
         _ => by_axis(v, d),
     }
+}
+
+/// A sum over `axis` that is added to a residual and normed: whole rows, cut as the residual's rows are.
+fn sum_and_norm(v: View<'_>, delta: &Layout, axis: Axis) -> Result<Vec<Layout>, Illegal> {
+    if delta.get(axis) != Some(Placement::Partial) {
+        return Err(illegal(format!("there is nothing to sum over {}: operand 0 is {delta}", axis.name())));
+    }
+    let summed = delta.clone().without(axis);
+    if let Some((cut, placement)) = summed.entries().iter().find(|(_, p)| *p != Placement::Shard(0)) {
+        return Err(illegal(format!("a norm needs whole rows, and operand 0 is {} over {}", Cut::of(Some(*placement)).name(), cut.name())));
+    }
+    for (i, wanted) in [(1, &summed), (2, &Layout::replicated())] {
+        if let Some(t) = v.input(i).filter(|t| t.layout != *wanted) {
+            return Err(illegal(format!("operand {i} must be {wanted}, not {}", t.layout)));
+        }
+    }
+    Ok(vec![summed.clone(), summed])
 }
 
 /// Under decode context parallelism a rank's queries are those of the key-value heads that it holds.

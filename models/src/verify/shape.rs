@@ -126,7 +126,7 @@ fn shapes(v: View<'_>) -> Shapes {
             shaped(v, 1, std::slice::from_ref(h))?;
             same(0)
         }
-        Op::AddRmsNorm { .. } => {
+        Op::AddRmsNorm { .. } | Op::AllReduceAddRmsNorm { .. } => {
             let (r, h) = rows(v, 0)?;
             let shape = vec![r.clone(), h.clone()];
             shaped(v, 1, &shape)?;

@@ -55,7 +55,7 @@ fn signature(op: &Op) -> Signature {
     let (operands, counts, results): (&'static [Kind], &'static [usize], usize) = match op {
         Op::Embed => (&[I, W], &[2], 1),
         Op::RmsNorm { .. } => (&[V, W], &[2], 1),
-        Op::AddRmsNorm { .. } => (&[V, V, W], &[3], 2),
+        Op::AddRmsNorm { .. } | Op::AllReduceAddRmsNorm { .. } => (&[V, V, W], &[3], 2),
         Op::Add | Op::SigmoidScale | Op::MergeContext => (&[V, V], &[2], 1),
         Op::Linear { .. } => (&[V, W, W], &[2, 3], 1),
         Op::QkNorm { .. } => (&[V, W, W], &[3], 1),

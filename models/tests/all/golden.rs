@@ -1,6 +1,8 @@
 //! Whole graphs of two-layer models as text, for readers. `MOETWIN_BLESS=1 cargo test -p moetwin-models golden` rewrites the files.
 
-use moetwin_models::{AllToAll, BuildOptions, Deployment, ExpertPlacement, ModelSpec, Phase, Sequence, Step, config, plan, render, text};
+use moetwin_models::{
+    AllToAll, BuildOptions, Deployment, ExpertPlacement, ModelSpec, Phase, Sequence, Step, config, fuse, plan, render, text,
+};
 use std::path::PathBuf;
 
 fn fixture(name: &str) -> ModelSpec {
@@ -72,6 +74,13 @@ fn clipped_projections() {
 fn tensor_parallel() {
     let d = Deployment { tp: 2, ..Deployment::single() };
     check("deepseek-tp2.txt", &text::print(&planned("tiny-deepseek-v3", &decode(), &d)));
+}
+
+#[test]
+fn tensor_parallel_with_fused_sums() {
+    let d = Deployment { tp: 2, ..Deployment::single() };
+    let graph = fuse::sums_into_norms(&planned("tiny-deepseek-v3", &decode(), &d), |_| true).unwrap();
+    check("deepseek-tp2-fused.txt", &text::print(&graph));
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod config_faults;
 mod config_properties;
 mod edit;
 mod facts;
+mod fuse;
 mod golden;
 mod kimi;
 mod properties;

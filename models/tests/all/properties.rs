@@ -4,7 +4,7 @@ use crate::deployments::{any_case, any_deployment, any_step};
 use crate::edit::without;
 use crate::models::any_model;
 use moetwin_models::build::{BuildOptions, forward};
-use moetwin_models::{Deployment, NodeId, Op, RankId, TensorKind, plan, shard, text, verify, zoo};
+use moetwin_models::{Deployment, NodeId, Op, RankId, TensorKind, fuse, plan, shard, text, verify, zoo};
 use proptest::prelude::*;
 
 const DUMP: BuildOptions = BuildOptions { dump: true, absorbed: false };
@@ -47,6 +47,29 @@ proptest! {
             let dropped = *pick.get(&needed);
             let line = text::node_line(&graph, dropped);
             prop_assert!(verify(&without(&graph, dropped)).is_err(), "accepted without {}", line);
+        }
+    }
+
+    /// A fused graph verifies, reads back, has as many sums, and nothing left of those that were to be fused.
+    #[test]
+    fn fused_sums_verify_and_read_back((model, step, deployment) in any_case(), most in 0u64..12) {
+        let graph = plan(&model, &step, &deployment, &BuildOptions::default()).unwrap();
+        let fused = fuse::sums_into_norms(&graph, |sum| sum.rows <= most).unwrap();
+        if let Err(faults) = verify(&fused) {
+            return Err(TestCaseError::fail(shown(&faults)));
+        }
+        prop_assert!(text::parse(&text::print(&fused)).unwrap() == fused);
+        prop_assert_eq!(fused.collective_counts(), graph.collective_counts());
+        let normed = |g: &moetwin_models::Graph| g.nodes.iter().filter(|(_, n)| matches!(n.op, Op::AllReduceAddRmsNorm { .. })).count();
+        prop_assert_eq!(graph.nodes.len() - fused.nodes.len(), normed(&fused));
+        // What is fused already is left alone.
+        prop_assert!(fuse::sums_into_norms(&fused, |sum| sum.rows <= most).unwrap() == fused);
+        let all = fuse::sums_into_norms(&graph, |_| true).unwrap();
+        prop_assert!(normed(&fused) <= normed(&all));
+        for (_, n) in fused.nodes.iter().filter(|(_, n)| matches!(n.op, Op::AllReduceAddRmsNorm { .. })) {
+            for rank in (0..deployment.ranks()).map(RankId).filter(|r| deployment.stage(*r) == u32::from(n.stage)) {
+                prop_assert!(fused.local_size(n.outputs[0], 0, rank).unwrap() <= most);
+            }
         }
     }
 

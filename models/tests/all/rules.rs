@@ -5,7 +5,7 @@ use moetwin_models::op::LinearRole;
 use moetwin_models::verify::Rule;
 use moetwin_models::{
     AllToAll, Axis, BuildOptions, DType, Deployment, Dim, ExpertPlacement, Graph, Layout, ModelSpec, NodeId, Op, Phase, Step, TensorId,
-    TensorKind, plan, shard, text, verify, zoo,
+    TensorKind, fuse, plan, shard, text, verify, zoo,
 };
 
 fn model() -> ModelSpec {
@@ -173,6 +173,37 @@ fn layout() {
     let last = g.nodes.iter().rfind(|(_, n)| matches!(n.op, Op::AllGather { axis: Axis::AttnTp, .. })).unwrap().0;
     g.nodes[last].op = Op::AllGather { axis: Axis::AttnDp, dim: 0 };
     only(Rule::Layout, &g);
+}
+
+#[test]
+fn a_fused_sum_needs_whole_rows_of_a_summand_and_a_residual_beside_it() {
+    let fused = |d: &Deployment| fuse::sums_into_norms(&planned(d), |_| true).unwrap();
+    let is = |n: &moetwin_models::Node| matches!(n.op, Op::AllReduceAddRmsNorm { .. });
+    verify(&fused(&tp(2))).unwrap();
+    // Summed already.
+    let mut g = fused(&tp(2));
+    let n = find(&g, is);
+    g.nodes[n].inputs[0] = g.nodes[n].inputs[1];
+    only(Rule::Layout, &g);
+    // A residual, and a result, that are summands themselves.
+    let mut g = fused(&tp(2));
+    let (a, b) = (g.nodes[find(&g, is)].inputs[0], find(&g, is));
+    g.nodes[b].inputs[1] = a;
+    only(Rule::Layout, &g);
+    // Results laid out otherwise.
+    let d = Deployment { dp_attention: 2, ..tp(4) };
+    let mut g = fused(&d);
+    let n = find(&g, is);
+    let y = g.nodes[n].outputs[0];
+    assert_eq!(g.tensors[y].layout, Layout::shard(Axis::AttnDp, 0));
+    g.tensors[y].layout = Layout::replicated();
+    assert!(verify(&g).unwrap_err().iter().any(|f| f.rule == Rule::Layout));
+    // A norm of columns.
+    let mut g = fused(&tp(2));
+    let n = find(&g, is);
+    let delta = g.nodes[n].inputs[0];
+    g.tensors[delta].layout = Layout::shard(Axis::Tp, 1);
+    assert!(verify(&g).unwrap_err().iter().any(|f| f.to_string().contains("nothing to sum over tp")));
 }
 
 #[test]

@@ -8,18 +8,27 @@ use moetwin_cuda::exec::CudaOptions;
 use moetwin_cuda::exec::fake::{Asked, FakeFault, FakeHost};
 use moetwin_cuda::exec::inject::{FaultKind, Injection};
 use moetwin_models::{Deployment, RankId};
+use moetwin_runtime::Program;
 use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::reference::ExecuteError;
 use std::sync::mpsc::channel;
-use support::{exchanging, model, options, programs, serve, summing};
+use support::{exchanging, fused_programs, model, options, programs, serve, summing};
 
 /// How a run ended, and what it remarked.
 fn run(host: &FakeHost, deployment: &Deployment, change: impl Fn(&mut CudaOptions)) -> (Result<(), ExecuteError>, Vec<String>) {
+    run_programs(host, &programs(&model(), deployment), change)
+}
+
+fn run_programs(
+    host: &FakeHost,
+    programs: &(Program, Program),
+    change: impl Fn(&mut CudaOptions),
+) -> (Result<(), ExecuteError>, Vec<String>) {
     let (sender, remarks) = channel();
     let mut options = CudaOptions { remarks: Some(sender), ..options(10, None) };
     change(&mut options);
     let spec = model();
-    let outcome = serve(host.clone(), (0..8).map(RankId).collect(), None, options, &spec, &programs(&spec, deployment));
+    let outcome = serve(host.clone(), (0..8).map(RankId).collect(), None, options, &spec, programs);
     (outcome, remarks.try_iter().collect())
 }
 
@@ -61,6 +70,43 @@ fn a_rank_that_cannot_map_leaves_all_to_nccl_and_says_so() {
         assert_eq!((host.wrong(), host.open_gpus()), (Vec::<String>::new(), 0));
         assert!(remarks.len() == 1 && remarks[0].contains("use NCCL, not one-shot: rank 5: "), "{remarks:?}");
         assert!((0..8).all(|r| count(&host, r, |a| matches!(a, Asked::Meet(_))) == 0));
+    }
+}
+
+/// Calls of NCCL, sums alone, sums with a norm and norms alone that a rank was asked for.
+fn forms(host: &FakeHost, rank: u32) -> [usize; 4] {
+    [
+        count(host, rank, |a| *a == Asked::Work("communicate")),
+        count(host, rank, |a| *a == Asked::Meet("all_reduce_one_shot")),
+        count(host, rank, |a| *a == Asked::Meet("all_reduce_add_rms_norm")),
+        count(host, rank, |a| *a == Asked::Launch("add_rms_norm")),
+    ]
+}
+
+#[test]
+fn a_sum_and_its_norm_are_one_kernel_where_windows_are_mapped_and_two_steps_elsewhere() {
+    let fused = fused_programs(&model(), &summing());
+    let (apart, host, nccl, unmapped) =
+        (FakeHost::default(), FakeHost::default(), FakeHost::default(), FakeHost::default().with_rank_apart(RankId(5)));
+    run(&apart, &summing(), one_shot).0.unwrap();
+    run_programs(&host, &fused, one_shot).0.unwrap();
+    run_programs(&nccl, &fused, |_| ()).0.unwrap();
+    let (outcome, remarks) = run_programs(&unmapped, &fused, one_shot);
+    outcome.unwrap();
+    assert!(remarks.len() == 1 && remarks[0].contains("use NCCL, not one-shot: rank 5: "), "{remarks:?}");
+    for rank in 0..8 {
+        let ([calls, sums, none, norms], [left, alone, both, zero]) = (forms(&apart, rank), forms(&host, rank));
+        assert!(none == 0 && norms > 0 && both > 0, "rank {rank}");
+        // Every norm of a sum has gone into the sum; the embedding's sum has none.
+        assert_eq!((left, alone + both, zero), (calls, sums, 0), "rank {rank}");
+        assert_eq!(both, norms, "rank {rank}");
+        // Whoever has no windows sums by NCCL and norms behind it.
+        for other in [&nccl, &unmapped] {
+            assert_eq!(forms(other, rank), [calls + sums, 0, 0, norms], "rank {rank}");
+        }
+    }
+    for host in [&apart, &host, &nccl, &unmapped] {
+        assert_eq!((host.wrong(), host.open_gpus()), (Vec::<String>::new(), 0));
     }
 }
 
@@ -141,9 +187,10 @@ fn an_abort_ends_waits_of_kernels_whatever_their_ranks_threads_are_stuck_in() {
 
 #[test]
 fn kernels_are_loaded_before_any_rank_waits_for_others() {
-    for (deployment, capacity) in [(summing(), None), (exchanging(), Some(1))] {
+    let fused = fused_programs(&model(), &summing());
+    for (programs, capacity) in [(programs(&model(), &summing()), None), (programs(&model(), &exchanging()), Some(1)), (fused, None)] {
         let host = FakeHost::default();
-        run(&host, &deployment, |options| {
+        run_programs(&host, &programs, |options| {
             one_shot(options);
             options.expert_capacity = capacity;
         })
@@ -175,6 +222,25 @@ fn what_the_kernel_notes_of_a_late_peer_is_told() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_late_peer_is_told_of_a_sum_with_a_norm_as_of_one_without() {
+    let fault = FakeFault { rank: RankId(4), kernel: "all_reduce_add_rms_norm", what: 1, member: 7, count: 0 };
+    let host = FakeHost::default().with_fault(fault);
+    match run_programs(&host, &fused_programs(&model(), &summing()), one_shot).0 {
+        Err(ExecuteError::Device { rank: RankId(4), what }) => {
+            assert!(what.starts_with("phase serve, command n") && what.contains("norm") && what.contains("rank 7 did not come"), "{what}");
+        }
+        other => panic!("{other:?}"),
+    }
+    // A rank whose kernel hangs on the way there is the one to blame, and the others' waits are ended.
+    let host = FakeHost::default().with_stuck_kernel(RankId(3), 60);
+    match run_programs(&host, &fused_programs(&model(), &summing()), one_shot).0 {
+        Err(ExecuteError::Device { rank, what }) => assert!(rank == RankId(3) && what.contains("its GPU did not stop"), "{what}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(host.open_gpus(), 0);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use support::{exchanging, model, options, programs, serve, summing};
+use support::{exchanging, fused_programs, model, options, programs, serve, summing};
 
 /// Where the parent keeps the fabric; set only in the children.
 const FABRIC: &str = "MOETWIN_TEST_FABRIC";
@@ -109,7 +109,7 @@ fn child() {
     let inject = std::env::var(FAULT).ok().map(|text| text.parse::<Injection>().unwrap());
     let spec = model();
     let one_shot = std::env::var_os(ONE_SHOT).is_some();
-    let programs = programs(&spec, &if one_shot { summing() } else { exchanging() });
+    let programs = if one_shot { fused_programs(&spec, &summing()) } else { programs(&spec, &exchanging()) };
     let mut options = options(DEADLINE, inject);
     options.all_reduce = if one_shot { AllReduceBackend::OneShot } else { AllReduceBackend::Nccl };
     let limit = std::env::var(MEETING).map_or(20, |s| s.parse().unwrap());

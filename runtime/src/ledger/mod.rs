@@ -4,7 +4,8 @@ mod workspace;
 
 pub use workspace::{WorkspaceError, all_to_all_workspace};
 
-use crate::program::{Place, Program, RankProgram};
+use crate::program::{Action, Command, GroupId, Place, Program, RankProgram};
+use moetwin_kernels::launch::one_shot::window_bytes;
 use moetwin_models::{Graph, ModelSpec, Op, RankId, TensorId, TensorKind, WeightRole};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -120,6 +121,7 @@ fn rank_lines(program: &Program, spec: &ModelSpec, options: &LedgerOptions, work
     add(Load, "CUDA context and libraries", CONTEXT_BYTES, false);
     let memberships = program.groups.iter().filter(|(_, g)| g.ranks.contains(&rank)).count() as u64;
     add(Load, "communicator buffers", memberships * u64::from(options.channels) * CONNECTIONS_PER_CHANNEL * CONNECTION_BYTES, false);
+    add(Load, "windows of one-shot sums", program.groups.ids().map(|group| own_window_bytes(program, group, rank)).sum(), false);
     let mut weights: BTreeMap<WeightGroup, u64> = BTreeMap::new();
     let mut largest = 0;
     for (_, buffer) in rp.buffers.iter().filter(|(_, b)| b.place == Place::Weight) {
@@ -143,6 +145,14 @@ fn rank_lines(program: &Program, spec: &ModelSpec, options: &LedgerOptions, work
     add(GraphCapture, "activations arena", rp.arena_bytes, false);
     add(GraphCapture, "captured graphs", u64::from(options.captured_buckets) * rp.commands.len() as u64 * CAPTURED_NODE_BYTES, false);
     lines
+}
+
+/// A rank's window in a group whose sums are fused with norms: only our one-shot kernel does so, and it needs one.
+fn own_window_bytes(program: &Program, group: GroupId, rank: RankId) -> u64 {
+    let fused = |c: &Command| matches!(program.graph.nodes[c.id.node].op, Op::AllReduceAddRmsNorm { .. });
+    let of_group = |c: &Command| matches!(c.action, Action::Collective { group: g, .. } if g == group);
+    let needs = program.ranks[rank].commands.iter().any(|c| of_group(c) && fused(c));
+    if needs { window_bytes(program.groups[group].ranks.len()) } else { 0 }
 }
 
 /// What a rank keeps of its sequences beside the KV pool.

@@ -1,5 +1,7 @@
 //! Lowering: a sharded graph becomes per-rank commands, streams, events and an arena.
 //!
+//! Sums over ranks may be fused with the norms behind them first, on the graph: the program's graph is the one that its commands carry out.
+//!
 //! A rank gets the nodes of its stage in graph order, which is its launch order. Two streams: the forward pass, and what runs
 //! beside it (the shared expert). An event is recorded only where a value crosses streams and nothing already orders the two
 //! commands, so every wait that exists is necessary. Arena space is reused only where the last use of the old value
@@ -13,6 +15,8 @@ use crate::program::{Action, Buffer, BufferId, Command, CommandId, EventId, Grou
 use arena::Arena;
 use clock::Clock;
 use moetwin_kernels::launch::element_of;
+use moetwin_kernels::launch::one_shot::fuses;
+use moetwin_models::fuse::sums_into_norms;
 use moetwin_models::graph::SplitError;
 use moetwin_models::op::LinearRole;
 use moetwin_models::{Axis, Graph, IdVec, Node, NodeId, Op, RankId, TensorId, TensorKind};
@@ -29,16 +33,19 @@ pub const SIDE_STREAM: StreamId = StreamId(1);
 pub struct LowerOptions {
     /// Run shared experts beside the routed ones on a second stream.
     pub side_stream: bool,
+    /// Fuse sums over ranks with the norms behind them, where the one-shot kernel takes both ([`fuses`]).
+    pub fuse_sums: bool,
 }
 
 impl Default for LowerOptions {
     fn default() -> Self {
-        Self { side_stream: true }
+        Self { side_stream: true, fuse_sums: false }
     }
 }
 
 /// Lowers a verified sharded graph. Fails only where a tensor cannot be cut as its layout says.
 pub fn lower(graph: Graph, options: LowerOptions) -> Result<Program, SplitError> {
+    let graph = fused(graph, options)?;
     let sides = side_nodes(&graph, options);
     let last_use = last_uses(&graph);
     let (groups, group_ids) = groups(&graph);
@@ -56,6 +63,7 @@ pub fn lower(graph: Graph, options: LowerOptions) -> Result<Program, SplitError>
 
 /// Lowers every rank by itself: the naive form of [`lower`], which makes the programs of like ranks from one.
 pub fn lower_each(graph: Graph, options: LowerOptions) -> Result<Program, SplitError> {
+    let graph = fused(graph, options)?;
     let sides = side_nodes(&graph, options);
     let last_use = last_uses(&graph);
     let (groups, group_ids) = groups(&graph);
@@ -66,12 +74,22 @@ pub fn lower_each(graph: Graph, options: LowerOptions) -> Result<Program, SplitE
     Ok(Program { graph, groups, ranks })
 }
 
+/// The graph that is lowered: the given one, or with its sums fused.
+pub fn fused(graph: Graph, options: LowerOptions) -> Result<Graph, SplitError> {
+    if !options.fuse_sums {
+        return Ok(graph);
+    }
+    sums_into_norms(&graph, |sum| fuses(sum.members as usize, sum.rows, sum.width))
+}
+
 /// Groups of the graph's collectives; each rank's group along an axis.
 type GroupTable = BTreeMap<(Axis, RankId), GroupId>;
 
 fn axis_of(op: &Op) -> Option<Axis> {
     match op {
-        Op::AllReduce { axis } | Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } => Some(*axis),
+        Op::AllReduce { axis } | Op::AllReduceAddRmsNorm { axis, .. } | Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } => {
+            Some(*axis)
+        }
         Op::Dispatch | Op::Combine => Some(Axis::Ep),
         _ => None,
     }

@@ -3,7 +3,7 @@
 use moetwin_kernels::reference::collective::{
     CollectiveError, DispatchSource, GatherPart, all_gather, all_reduce, combine, dispatch, held_ranges, reduce_scatter,
 };
-use moetwin_kernels::reference::{Array, Real};
+use moetwin_kernels::reference::{Array, LocalContext, Real, ReferenceError, run};
 use moetwin_models::graph::SplitError;
 use moetwin_models::{Graph, Node, NodeId, Op, RankId};
 use std::ops::Range;
@@ -25,6 +25,9 @@ pub enum ExchangeError {
     /// Arrays that do not fit together.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
+    /// The arithmetic behind a sum.
+    #[error(transparent)]
+    Local(#[from] ReferenceError),
     /// A dispatch whose rows no experts read.
     #[error("nothing reads what this dispatch delivers")]
     NoExperts,
@@ -48,6 +51,12 @@ fn receive<T: Real>(graph: &Graph, node: &Node, members: &[Member<T>], index: us
     let parts: Vec<&Array<T>> = members.iter().map(|m| &m.inputs[0]).collect();
     match node.op {
         Op::AllReduce { .. } => all_reduce(&parts, &mut out[0])?,
+        Op::AllReduceAddRmsNorm { eps, .. } => {
+            let mut sum = members[index].inputs[0].clone();
+            all_reduce(&parts, &mut sum)?;
+            let [_, residual, weight] = members[index].inputs.as_slice() else { return Err(CollectiveError::NoParts.into()) };
+            run(&Op::AddRmsNorm { eps }, &LocalContext::default(), &[&sum, residual, weight], out)?;
+        }
         Op::ReduceScatter { dim, .. } => {
             let kept = held_ranges(graph, node.inputs[0], node.outputs[0], dim, rank)?;
             reduce_scatter(&parts, dim, &kept, &mut out[0])?;

@@ -254,7 +254,12 @@ impl<T: Real> Run<'_, T> {
         }
         let command = || self.print(self.command(members[0]));
         exchange(&self.program.graph, node, &mut parts).map_err(|source| ExecuteError::Exchange { command: command(), source })?;
-        let finite = parts.iter().all(|part| part.inputs.iter().all(finite::is_finite));
+        // What is wrong with a weight is nobody else's to report.
+        let computed = |rank: RankId, b: &BufferId| self.program.ranks[rank].buffers[*b].place != Place::Weight;
+        let finite = parts.iter().zip(members).all(|(part, &member)| {
+            let reads = self.command(member).reads.iter().zip(&part.inputs);
+            reads.filter(|(b, _)| computed(part.rank, b)).all(|(_, value)| finite::is_finite(value))
+        });
         for (part, &(rank, index)) in parts.into_iter().zip(members) {
             let command = self.command((rank, index));
             finite::check_exchanged(rank, || self.print(command), finite, &self.named(rank, command, &part.outputs))?;

@@ -9,7 +9,7 @@ use super::rates::{Element, GpuRates};
 use super::{OpCost, OwnExchange, Provenance, op_cost};
 use moetwin_kernels::cost::{CostFacts, CostShape};
 use moetwin_kernels::launch::{Choice, Launch, carried_by, launches};
-use moetwin_models::{Graph, NodeId, RankId, TensorKind};
+use moetwin_models::{Graph, NodeId, Op, RankId, TensorKind};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -130,7 +130,9 @@ impl OwnWork {
             shape = format!("{shape}, of {}", sizes.last()?);
         }
         let peers = graph.deployment.ranks() > 1;
-        Some(Self { op: node.op.name().to_owned(), shape, kernels, blocks, tokens, bytes, flops: facts.flops, peers })
+        // Of a sum with a norm it is the norm that is a kernel of ours by itself.
+        let op = if let Op::AllReduceAddRmsNorm { eps, .. } = node.op { Op::AddRmsNorm { eps }.name() } else { node.op.name() };
+        Some(Self { op: op.to_owned(), shape, kernels, blocks, tokens, bytes, flops: facts.flops, peers })
     }
     /// Distance to other work of the same shape, in doublings; those of blocks count most, as they come in steps.
     fn distance(&self, other: &Self) -> f64 {

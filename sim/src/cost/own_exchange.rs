@@ -22,6 +22,9 @@ pub struct OwnExchange {
     pub peer_access: bool,
     /// Bytes of the message.
     pub bytes: u64,
+    /// Whether the norm behind a sum was part of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub normed: bool,
     /// What it adds to a captured pass once the last rank has come, picoseconds.
     pub time_ps: u64,
 }
@@ -75,6 +78,7 @@ mod tests {
             ranks: 2,
             peer_access: true,
             bytes,
+            normed: false,
             time_ps,
         };
         let found = medians(vec![row(8, 30), row(4, 9), row(8, 10), row(8, 20)]);

@@ -4,7 +4,7 @@ use super::gpu::{Completion, Gpu};
 use super::meet::{Arrival, Arrived, Key, Meetings};
 use super::span::{Cause, ExchangeId, ExchangeRecord, SimTrace, Span, SpanId, SpanKind, Track};
 use super::traffic::{MemberEnd, Traffic};
-use super::transport::{Exchange, Transport};
+use super::transport::{Exchange, NormAfter, Transport};
 use super::{HostCosts, SimError, Stuck, WaitsFor};
 use crate::cost::OpCost;
 use crate::events::EventQueue;
@@ -24,6 +24,8 @@ const STUCK_LISTED: usize = 16;
 pub(crate) struct Priced {
     pub(crate) cost: OpCost,
     pub(crate) message_bytes: u64,
+    /// Of an exchange with a norm in it: what the norm costs by itself.
+    pub(crate) norm: Option<OpCost>,
 }
 
 /// Something that will happen.
@@ -188,7 +190,11 @@ impl<'a> Engine<'a> {
         }
         let cost = match command.action {
             Action::Compute => self.host.eager_kernel.max(self.host.eager_call) * u64::from(self.priced[rank][index].cost.kernels),
-            _ => self.host.eager_collective.max(self.host.eager_call),
+            _ => {
+                // A norm that the exchange's kernel does not compute is launched behind it.
+                let norm = self.priced[rank][index].norm.filter(|_| !self.transport.fuses()).map_or(0, |norm| norm.kernels);
+                self.host.eager_collective.max(self.host.eager_call) + self.host.eager_kernel.max(self.host.eager_call) * u64::from(norm)
+            }
         };
         let cause = r.host_last.map_or(Cause::Start, Cause::Span);
         let end = now + cost;
@@ -334,7 +340,12 @@ impl<'a> Engine<'a> {
         let gpus: Vec<usize> = members.iter().map(|m| self.gpus[m.rank.0 as usize]).collect();
         let arrivals: Vec<Time> = members.iter().map(|m| m.at).collect();
         let message_bytes = members.iter().map(|m| self.priced[m.rank][m.index as usize].message_bytes).max().unwrap_or(0);
-        let exchange = Exchange { op, gpus: &gpus, arrivals: &arrivals, message_bytes };
+        let norms = members.iter().filter_map(|m| self.priced[m.rank][m.index as usize].norm);
+        let norm = norms.max_by_key(|norm| norm.duration_ps).map(|cost| NormAfter {
+            apart: Duration::from_ps(cost.duration_ps).max(self.host.graph_node * u64::from(cost.kernels)),
+            fused: Duration::from_ps(cost.memory_ps.min(cost.duration_ps)),
+        });
+        let exchange = Exchange { op, gpus: &gpus, arrivals: &arrivals, message_bytes, norm };
         let outcome = self.transport.carry(&exchange).map_err(|reason| SimError::Exchange { command: members[0].command, reason })?;
         if outcome.ends.len() != members.len() {
             let reason = format!("{} ends for {} members", outcome.ends.len(), members.len());

@@ -20,7 +20,7 @@ pub use network::{Backends, SimMemory, collective_of};
 pub use price::gpu_rates;
 pub use span::{Cause, ExchangeId, ExchangeRecord, SimTrace, Span, SpanId, SpanKind, Track};
 pub use traffic::LinkShares;
-pub use transport::{Exchange, Outcome, Transport};
+pub use transport::{Exchange, NormAfter, Outcome, Transport};
 
 use crate::collective::{GraphMode, Library};
 use crate::cost::{CostModel, ImportedTables, Kernels};

@@ -64,6 +64,20 @@ struct Known {
     provenance: Provenance,
 }
 
+impl Known {
+    /// So many times as long, as it was measured. Nobody's wait for the last to come gets longer or shorter.
+    fn times(self, quotient: f64, request: &CollectiveRequest, exact: bool) -> Self {
+        let scaled = |time: Duration| Duration::from_ps(libm::rint(time.as_ps() as f64 * quotient) as u64);
+        let last = request.arrivals.iter().copied().max().unwrap_or(Duration::ZERO);
+        Self {
+            finish: self.finish.iter().map(|f| (*f).min(last) + scaled(f.saturating_sub(last))).collect(),
+            link: scaled(self.link),
+            provenance: if exact { Provenance::Measured } else { Provenance::Interpolated },
+            ..self
+        }
+    }
+}
+
 impl SimMemory {
     /// Forgets what holds for another machine.
     pub(super) fn turn_to(&mut self, machine: &Machine) {
@@ -101,13 +115,15 @@ pub(super) struct MachineTransport<'m> {
     measured: Vec<&'m OwnExchange>,
     /// Of what was measured, by what the model says of it.
     quotients: BTreeMap<(CollectiveOp, Library, usize), Vec<(u64, f64)>>,
+    /// The same of one-shot sums with a norm, by ranks.
+    normed: BTreeMap<usize, Vec<(u64, f64)>>,
     memory: &'m mut SimMemory,
 }
 
 /// The collective that an op is; none of what ranks do by themselves.
 pub fn collective_of(op: &Op) -> Option<CollectiveOp> {
     match op {
-        Op::AllReduce { .. } => Some(CollectiveOp::AllReduce),
+        Op::AllReduce { .. } | Op::AllReduceAddRmsNorm { .. } => Some(CollectiveOp::AllReduce),
         Op::AllGather { .. } => Some(CollectiveOp::AllGather),
         Op::ReduceScatter { .. } => Some(CollectiveOp::ReduceScatter),
         Op::Dispatch | Op::Combine => Some(CollectiveOp::AllToAll),
@@ -127,7 +143,16 @@ impl<'m> MachineTransport<'m> {
         let (collectives, faster) = (Collectives::without_explanations(machine), Collectives::without_explanations(faster));
         let on = machine.peer_access.value;
         let measured = machine.kernels.iter().flat_map(|own| &own.exchanges).filter(|row| row.peer_access == on).collect();
-        Self { backends, collectives, faster, links: BTreeMap::new(), measured, quotients: BTreeMap::new(), memory }
+        Self {
+            backends,
+            collectives,
+            faster,
+            links: BTreeMap::new(),
+            measured,
+            quotients: BTreeMap::new(),
+            normed: BTreeMap::new(),
+            memory,
+        }
     }
     /// The part of an exchange that is bytes over link rates: a time `a + b / rate` loses half of `b` at twice the rate.
     fn link(&mut self, request: &CollectiveRequest, prediction: &Prediction) -> Result<Duration, String> {
@@ -168,46 +193,45 @@ impl Transport for MachineTransport<'_> {
             None => {
                 let known = self.predict(request.clone())?;
                 if together {
-                    self.memory.known.insert(request, known.clone());
+                    self.memory.known.insert(request.clone(), known.clone());
                 }
                 known
             }
         };
         let stand_in = matches!(exchange.op, Op::Dispatch | Op::Combine)
             && matches!(self.backends.all_to_all, AllToAll::Flashinfer | AllToAll::Deepep);
+        let how = format!("{} {}", known.algorithm, known.protocol);
+        let (known, how) = match exchange.norm {
+            None => (known, how),
+            Some(norm) if self.fuses() && known.algorithm == Algorithm::OneShot => {
+                (self.with_norm(known, &request, norm.fused)?, format!("{how}, norm fused"))
+            }
+            Some(norm) => (Known { finish: known.finish.iter().map(|f| *f + norm.apart).collect(), ..known }, format!("{how}, norm apart")),
+        };
         Ok(Outcome {
             ends: known.finish.iter().map(|finish| first + *finish).collect(),
             link: known.link,
             shares: known.shares,
-            how: format!("{} {}", known.algorithm, known.protocol),
+            how,
             provenance: if stand_in { Provenance::Modelled } else { known.provenance },
         })
     }
+    fn fuses(&self) -> bool {
+        self.backends.all_reduce == Library::OneShot
+    }
 }
 
-impl MachineTransport<'_> {
+impl<'m> MachineTransport<'m> {
     /// What is known of an exchange: what the machine's collectives say, as far off as they are where it was measured.
     fn predict(&mut self, request: CollectiveRequest) -> Result<Known, String> {
         let known = self.modelled(request.clone())?;
         let Some((quotient, exact)) = self.quotient(&request)? else { return Ok(known) };
-        let scaled = |time: Duration| Duration::from_ps(libm::rint(time.as_ps() as f64 * quotient) as u64);
-        // Nobody's wait for the last to come gets longer or shorter.
-        let last = request.arrivals.iter().copied().max().unwrap_or(Duration::ZERO);
-        Ok(Known {
-            finish: known.finish.iter().map(|f| (*f).min(last) + scaled(f.saturating_sub(last))).collect(),
-            link: scaled(known.link),
-            provenance: if exact { Provenance::Measured } else { Provenance::Interpolated },
-            ..known
-        })
+        Ok(known.times(quotient, &request, exact))
     }
     /// By how much the model is off at an exchange's size, and whether that very size was measured; nothing where no such exchange was.
     fn quotient(&mut self, request: &CollectiveRequest) -> Result<Option<(f64, bool)>, String> {
         let kind = (request.op, request.library, request.ranks.len());
-        // Links of other GPUs may be others.
-        if request.ranks.iter().enumerate().any(|(i, gpu)| i != *gpu) {
-            return Ok(None);
-        }
-        let rows: Vec<&OwnExchange> = self.measured.iter().copied().filter(|r| (r.op, r.library, r.ranks) == kind).collect();
+        let rows = self.rows_like(request, false);
         if rows.is_empty() {
             return Ok(None);
         }
@@ -223,6 +247,35 @@ impl MachineTransport<'_> {
         }
         let exact = rows.iter().any(|r| r.bytes == request.bytes);
         Ok(self.quotients.get(&kind).map(|points| (quotient_at(points, request.bytes), exact)))
+    }
+    /// A one-shot sum with a norm of so many bytes' time in it: as the sum alone and then the norm, as far off as that is where such sums were
+    /// measured.
+    fn with_norm(&mut self, known: Known, request: &CollectiveRequest, norm: Duration) -> Result<Known, String> {
+        let whole = Known { finish: known.finish.iter().map(|f| *f + norm).collect(), ..known };
+        let rows: Vec<&OwnExchange> = self.rows_like(request, true);
+        if rows.is_empty() {
+            return Ok(whole);
+        }
+        if !self.normed.contains_key(&request.ranks.len()) {
+            let mut points = Vec::new();
+            for row in &rows {
+                let alone = CollectiveRequest { bytes: row.bytes, arrivals: Vec::new(), ..request.clone() };
+                let alone = self.predict(alone)?.finish.iter().copied().max().unwrap_or(Duration::ZERO);
+                let modelled = alone + norm.scaled(row.bytes, request.bytes.max(1));
+                points.push((row.bytes, row.time_ps as f64 / modelled.as_ps().max(1) as f64));
+            }
+            points.sort_by_key(|p| p.0);
+            self.normed.insert(request.ranks.len(), points);
+        }
+        let exact = rows.iter().any(|r| r.bytes == request.bytes);
+        let quotient = self.normed.get(&request.ranks.len()).map_or(1.0, |points| quotient_at(points, request.bytes));
+        Ok(whole.times(quotient, request, exact))
+    }
+    /// Rows that were measured of such exchanges, with a norm in them or without. Links of other GPUs may be others.
+    fn rows_like(&self, request: &CollectiveRequest, normed: bool) -> Vec<&'m OwnExchange> {
+        let kind = (request.op, request.library, request.ranks.len(), normed);
+        let here = request.ranks.iter().enumerate().all(|(i, gpu)| i == *gpu);
+        self.measured.iter().copied().filter(|r| here && (r.op, r.library, r.ranks, r.normed) == kind).collect()
     }
     /// What the machine's collectives say of an exchange.
     fn modelled(&mut self, mut request: CollectiveRequest) -> Result<Known, String> {
@@ -257,20 +310,83 @@ fn provenance(prediction: &Prediction) -> Provenance {
 
 #[cfg(test)]
 mod tests {
+    use super::super::transport::NormAfter;
     use super::*;
     use crate::cost::OwnKernels;
     use crate::time::Time;
 
     fn all_reduce(machine: &Machine, arrivals_us: &[u64], bytes: u64) -> (Vec<u64>, Provenance) {
-        let backends = Backends { all_reduce: Library::Nccl, all_to_all: AllToAll::None, nccl_graph: GraphMode::Detected };
+        let (found, known, _) = reduce(machine, Library::Nccl, arrivals_us, bytes, None);
+        (found, known)
+    }
+
+    fn reduce(
+        machine: &Machine,
+        library: Library,
+        arrivals_us: &[u64],
+        bytes: u64,
+        norm: Option<NormAfter>,
+    ) -> (Vec<u64>, Provenance, String) {
+        let backends = Backends { all_reduce: library, all_to_all: AllToAll::None, nccl_graph: GraphMode::Detected };
         let (faster, mut memory) = (faster_links(machine), SimMemory::default());
         memory.turn_to(machine);
         let mut transport = MachineTransport::new(machine, &faster, backends, &mut memory);
         let gpus: Vec<usize> = (0..arrivals_us.len()).collect();
         let arrivals: Vec<Time> = arrivals_us.iter().map(|us| Time::ZERO + Duration::from_us(*us)).collect();
         let op = Op::AllReduce { axis: moetwin_models::Axis::Tp };
-        let found = transport.carry(&Exchange { op: &op, gpus: &gpus, arrivals: &arrivals, message_bytes: bytes }).unwrap();
-        (found.ends.iter().map(|e| e.since(Time::ZERO).as_ps()).collect(), found.provenance)
+        let found = transport.carry(&Exchange { op: &op, gpus: &gpus, arrivals: &arrivals, message_bytes: bytes, norm }).unwrap();
+        (found.ends.iter().map(|e| e.since(Time::ZERO).as_ps()).collect(), found.provenance, found.how)
+    }
+
+    #[test]
+    fn a_norm_adds_its_bytes_where_it_is_fused_and_a_kernel_elsewhere() {
+        let machine = crate::machine::find("8x-h200-sxm").unwrap();
+        let norm = Some(NormAfter { apart: Duration::from_us(3), fused: Duration::from_us(1) });
+        for (library, added, how) in
+            [(Library::OneShot, 1, "norm fused"), (Library::Nccl, 3, "norm apart"), (Library::Sglang, 3, "norm apart")]
+        {
+            for arrivals in [[0, 0], [0, 40]] {
+                let (alone, with) =
+                    (reduce(&machine, library, &arrivals, 14_336, None), reduce(&machine, library, &arrivals, 14_336, norm));
+                assert!(with.2.ends_with(how) && !alone.2.contains("norm"), "{library:?}: {}", with.2);
+                assert!(
+                    alone.0.iter().zip(&with.0).all(|(a, b)| b - a == Duration::from_us(added).as_ps()),
+                    "{library:?}: {alone:?} {with:?}"
+                );
+            }
+        }
+        // Beyond what one shot is worth the norm is apart again.
+        let large = reduce(&machine, Library::OneShot, &[0; 8], 64 << 20, norm);
+        assert!(large.2.ends_with("norm apart"), "{}", large.2);
+    }
+
+    #[test]
+    fn what_was_measured_of_a_sum_with_its_norm_is_what_both_take() {
+        let plain = crate::machine::find("8x-h200-sxm").unwrap();
+        let row = |bytes, time_us: u64, normed| OwnExchange {
+            op: CollectiveOp::AllReduce,
+            library: Library::OneShot,
+            ranks: 2,
+            peer_access: true,
+            bytes,
+            normed,
+            time_ps: Duration::from_us(time_us).as_ps(),
+        };
+        let exchanges = vec![row(1 << 14, 6, false), row(1 << 14, 5, true), row(1 << 18, 9, true)];
+        let machine = Machine { kernels: Some(OwnKernels { exchanges, ..OwnKernels::default() }), ..plain };
+        let norm = |bytes: u64| Some(NormAfter { apart: Duration::from_us(3), fused: Duration::from_ps(bytes * 10) });
+        let last = |bytes, norm, arrivals: [u64; 2]| {
+            let (ends, known, _) = reduce(&machine, Library::OneShot, &arrivals, bytes, norm);
+            (ends.into_iter().max().unwrap() as f64 / 1e6, known)
+        };
+        let close = |(us, known): (f64, Provenance), wanted: f64, as_known| (us - wanted).abs() < 0.02 && known == as_known;
+        assert!(close(last(1 << 14, None, [0, 0]), 6.0, Provenance::Measured));
+        assert!(close(last(1 << 14, norm(1 << 14), [0, 0]), 5.0, Provenance::Measured));
+        assert!(close(last(1 << 18, norm(1 << 18), [0, 0]), 9.0, Provenance::Measured));
+        // Who waits for the last to come waits as long.
+        assert!(close(last(1 << 14, norm(1 << 14), [0, 30]), 35.0, Provenance::Measured));
+        let (between, known) = last(1 << 16, norm(1 << 16), [0, 0]);
+        assert!(between > 5.0 && between < 9.0 && known == Provenance::Interpolated, "{between}");
     }
 
     #[test]
@@ -282,6 +398,7 @@ mod tests {
             ranks: 2,
             peer_access,
             bytes,
+            normed: false,
             time_ps: Duration::from_us(time_us).as_ps(),
         };
         let exchanges = vec![row(1 << 14, 9, true), row(1 << 18, 30, true), row(1 << 14, 70, false)];

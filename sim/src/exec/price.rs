@@ -6,7 +6,7 @@ use crate::cost::{CostModel, CostTable, GpuRates, OpCost};
 use crate::machine::{Format, GpuModel};
 use moetwin_kernels::cost::facts;
 use moetwin_kernels::routing::RoutingLoad;
-use moetwin_models::{Axis, IdVec, RankId};
+use moetwin_models::{Axis, IdVec, Op, RankId};
 use moetwin_runtime::{Action, BufferId, Command, Program, RankProgram};
 
 /// Share of the vendor's memory rate that long reads reach where nobody measured it: the GPUs with measurements reach 0.84 to 0.95.
@@ -57,7 +57,7 @@ pub(super) fn price<T: CostTable>(
 /// Kernels of which only a part of the time that is neither bytes nor multiplications remains.
 pub(super) fn scale_latency(priced: &mut IdVec<RankId, Vec<Priced>>, permille: u32) {
     for (_, commands) in priced.iter_mut() {
-        for cost in commands.iter_mut().map(|p| &mut p.cost) {
+        for cost in commands.iter_mut().flat_map(|p| std::iter::once(&mut p.cost).chain(&mut p.norm)) {
             let longest = cost.memory_ps.max(cost.compute_ps).min(cost.duration_ps);
             let latency = u128::from(cost.duration_ps - longest) * u128::from(permille) / 1000;
             cost.duration_ps = longest.saturating_add(u64::try_from(latency).unwrap_or(u64::MAX));
@@ -96,12 +96,14 @@ fn price_one<T: CostTable>(
 ) -> Result<Priced, SimError> {
     let graph = &program.graph;
     let facts = facts(graph, command.id.node, rank, routing).map_err(|e| SimError::Program(e.to_string()))?;
-    let cost = match command.action {
-        Action::Compute => model.cost(graph, command.id.node, rank, &facts),
-        // Its time is the transport's to say.
-        _ => OpCost::NOTHING,
+    let own = || model.cost(graph, command.id.node, rank, &facts);
+    // The time of an exchange is the transport's to say, but for the norm behind it.
+    let (cost, norm) = match (command.action, &graph.nodes[command.id.node].op) {
+        (Action::Compute, _) => (own(), None),
+        (_, Op::AllReduceAddRmsNorm { .. }) => (OpCost::NOTHING, Some(own())),
+        _ => (OpCost::NOTHING, None),
     };
-    Ok(Priced { cost, message_bytes: facts.message_bytes })
+    Ok(Priced { cost, message_bytes: facts.message_bytes, norm })
 }
 
 /// For every rank, an earlier one with the same sequences and the same experts: their commands cost the same wherever their

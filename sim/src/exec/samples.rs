@@ -74,7 +74,7 @@ pub(crate) fn program(ranks: &[Vec<Line>], groups: &[&[u32]]) -> (Program, Price
         });
         programs.push(RankProgram { commands: commands.collect(), streams: 4, events: 4, ..RankProgram::default() });
         let cost = |l: &Line| OpCost { duration_ps: l.ps, kernels: l.kernels, bound: Bound::Latency, ..OpCost::NOTHING };
-        priced.push(lines.iter().map(|l| Priced { cost: cost(l), message_bytes: l.ps }).collect());
+        priced.push(lines.iter().map(|l| Priced { cost: cost(l), message_bytes: l.ps, norm: None }).collect());
     }
     let group = |ranks: &&[u32]| Group { name: "test".into(), ranks: ranks.iter().copied().map(RankId).collect() };
     (Program { graph: graph(), groups: groups.iter().map(group).collect(), ranks: programs }, priced)

@@ -5,6 +5,15 @@ use crate::cost::Provenance;
 use crate::time::{Duration, Time};
 use moetwin_models::Op;
 
+/// What a norm behind a sum takes on the member for which it takes longest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NormAfter {
+    /// As a kernel of its own.
+    pub apart: Duration,
+    /// In the kernel of the sum: its bytes over the memory rate.
+    pub fused: Duration,
+}
+
 /// An exchange whose members have all arrived.
 #[derive(Clone, Debug)]
 pub struct Exchange<'a> {
@@ -16,6 +25,8 @@ pub struct Exchange<'a> {
     pub arrivals: &'a [Time],
     /// Bytes of the message: the tensor as one rank holds it before a reduce or after a gather.
     pub message_bytes: u64,
+    /// The norm that is part of the same command.
+    pub norm: Option<NormAfter>,
 }
 
 /// What an exchange takes.
@@ -37,4 +48,8 @@ pub struct Outcome {
 pub trait Transport {
     /// When each member of an exchange is done. Errors say why it cannot be carried out.
     fn carry(&mut self, exchange: &Exchange<'_>) -> Result<Outcome, String>;
+    /// Whether a sum and the norm of the same command are one kernel.
+    fn fuses(&self) -> bool {
+        false
+    }
 }

@@ -135,7 +135,10 @@ impl Side {
     }
 }
 
-fn by_command(trace: &Trace) -> BTreeMap<(u32, &str), (Side, &Interval)> {
+/// By rank and command: all of its intervals, and the first.
+type Sides<'a> = BTreeMap<(u32, &'a str), (Side, &'a Interval)>;
+
+fn by_command(trace: &Trace) -> Sides<'_> {
     let mut sides = BTreeMap::new();
     for i in &trace.intervals {
         let Some(command) = &i.command else { continue };
@@ -154,7 +157,7 @@ pub fn compare(predicted: &Trace, measured: &Trace) -> Comparison {
     let ranks = of_rank.len().max(1) as f64;
     let (mut rows, mut classes) = (Vec::new(), BTreeMap::<OpClass, Class>::new());
     for (key, (found, interval)) in &theirs {
-        let Some((expected, said)) = ours.get(key) else { continue };
+        let Some((expected, said)) = ours.get(key).filter(|(_, said)| said.name == interval.name) else { continue };
         let class = interval.class.or(said.class).unwrap_or(OpClass::Elementwise);
         let (predicted_us, measured_us) = (expected.us(expected.own_ps), found.us(found.own_ps));
         let into = classes.entry(class).or_default();
@@ -194,7 +197,10 @@ pub fn compare(predicted: &Trace, measured: &Trace) -> Comparison {
         eager_ms: measured.eager_ps.map(|ps| ps as f64 / 1e9),
         commands_ms: measured.commands_ps.map_or_else(|| added_up_ms(&theirs), |ps| ps as f64 / 1e9),
     };
-    let count = |a: &BTreeMap<_, _>, b: &BTreeMap<_, _>| a.keys().filter(|k| !b.contains_key(*k)).count() as u64;
+    // A program whose sums are fused with norms numbers its commands otherwise: what is not the same op is not the same command.
+    let count = |a: &Sides<'_>, b: &Sides<'_>| {
+        a.iter().filter(|(key, (_, one))| b.get(*key).is_none_or(|(_, other)| other.name != one.name)).count() as u64
+    };
     let unmatched = (count(&ours, &theirs), count(&theirs, &ours));
     let mut findings = step_findings(&step, measured);
     findings.extend(class_findings(&classes));

@@ -1,7 +1,7 @@
 //! Flags of `moetwin run`: what they mean on a backend, and which a run cannot obey.
 
 use super::{Backend, RunArgs};
-use crate::args::{AllReduceKind, AllToAllKind, DeploymentArgs, Engine, Speculation, not_yet, word};
+use crate::args::{AllReduceKind, AllToAllKind, DeploymentArgs, Engine, Speculation, Switch, not_yet, word};
 use crate::error::{Failure, InputError};
 use crate::output;
 use crate::resolve;
@@ -61,6 +61,11 @@ pub(super) fn all_reduce(args: &RunArgs) -> Result<AllReduceBackend, Failure> {
             .into()),
         Some(AllReduceKind::TwoShot) => Err(not_yet("--allreduce", "two-shot", &["auto", "nccl", "one-shot"])),
     }
+}
+
+/// Whether sums over the ranks of a run take the norms behind them with them.
+pub(super) fn fuses_sums(args: &DeploymentArgs) -> bool {
+    args.allreduce == Some(AllReduceKind::OneShot) && args.fuse_allreduce != Some(Switch::Off)
 }
 
 /// Flags that a run cannot obey.
@@ -140,18 +145,21 @@ pub(super) fn without_effect(run: &RunArgs) -> Vec<(&'static str, &'static str)>
         ("--machine", args.machine.is_some() && backend == Backend::Cpu),
         ("--graphs", args.graphs.is_some() && backend == Backend::Cpu),
         ("--p2p", args.p2p.is_some()),
-        ("--allreduce", args.allreduce.is_some() && backend == Backend::Cpu),
+        // Sums that take norms with them are another program on any backend, of the same values.
+        ("--allreduce", args.allreduce.is_some() && !(fuses_sums(args) && args.tp > Some(1)) && backend == Backend::Cpu),
         ("--nccl-graph", args.nccl_graph.is_some()),
         ("--kv-dtype", args.kv_dtype.is_some()),
         ("--matmul", run.matmul.is_some() && backend == Backend::Cpu),
         ("--deadline", run.deadline.is_some() && backend == Backend::Cpu),
     ];
+    let fuses = args.fuse_allreduce.is_some() && args.allreduce != Some(AllReduceKind::OneShot);
+    let fuses = fuses.then_some(("--fuse-allreduce", "sums that are not by --allreduce one-shot"));
     let by_backend = given.into_iter().filter(|(_, given)| *given).map(|(flag, _)| (flag, backend.words()));
     // Nothing is drawn where the likeliest token is taken.
     let drawn = (run.top_p < 1.0 && run.temperature == 0.0).then_some(("--top-p", "--temperature 0, which takes the likeliest token"));
     let measures = run.only_rank.is_some() || run.no_prompt;
     let answers = (run.temperature > 0.0 && measures).then_some(("--temperature", "a step that is only measured: no token is chosen"));
-    by_backend.chain(drawn).chain(answers).collect()
+    by_backend.chain(fuses).chain(drawn).chain(answers).collect()
 }
 
 /// Launches as measured on the machine that is named; the constants' where none is, or none was measured.

@@ -44,9 +44,15 @@ pub fn check_deployment(data: &[u8]) {
         Err(PlanError::Verify(faults)) => panic!("{deployment:?}: {}", faults[0]),
         Err(e) => check_reason(&e.to_string()),
         Ok(graph) if deployment.ranks() <= MOST_LOWERED => {
-            let program = lower(graph, LowerOptions::default()).unwrap_or_else(|e| panic!("{deployment:?}: {e}"));
-            if let Err(faults) = verify(&program) {
-                panic!("{deployment:?}: {}", faults[0]);
+            for fuse_sums in [false, true] {
+                let options = LowerOptions { fuse_sums, ..LowerOptions::default() };
+                let program = lower(graph.clone(), options).unwrap_or_else(|e| panic!("{deployment:?}: {e}"));
+                if let Err(faults) = moetwin_models::verify(&program.graph) {
+                    panic!("{deployment:?}: {}", faults[0]);
+                }
+                if let Err(faults) = verify(&program) {
+                    panic!("{deployment:?}: {}", faults[0]);
+                }
             }
         }
         Ok(_) => {}

@@ -5,7 +5,7 @@ use super::build::Numbers;
 use half::bf16;
 use moetwin_cuda::exec::compile::Cubins;
 use moetwin_cuda::exec::trial_exchange::{Ranks, Rows};
-use moetwin_cuda::exec::window::one_shot_bytes;
+use moetwin_kernels::launch::one_shot::{fused_bytes, one_shot_bytes};
 use moetwin_kernels::reference::collective::{DispatchSource, combine, dispatch};
 use moetwin_kernels::reference::{Array, Data};
 use std::error::Error;
@@ -29,6 +29,11 @@ pub(crate) const EXCHANGES: &[ExchangeFamily] = &[
         name: "one-shot all-reduce, odd sizes",
         case: odd_sums,
         wrong: ("sum += f32(peers->staged[r][half + i]);", "sum += f32(peers->staged[r][i]);"),
+    },
+    ExchangeFamily {
+        name: "one-shot all-reduce with norm",
+        case: normed_sums,
+        wrong: ("total[j] = f32(to_bf16(total[j]));", "total[j] = total[j] + 0.f;"),
     },
     ExchangeFamily { name: "packed dispatch", case: rows, wrong: ("goes |= id >= low && id < high;", "goes |= id > low && id < high;") },
     ExchangeFamily { name: "packed combine", case: rows, wrong: ("if (slot >= 0) sum += f32(packed[", "if (slot > 0) sum += f32(packed[") },
@@ -64,6 +69,15 @@ pub(crate) fn cases(cubins: &Cubins, search: &moetwin_cuda::Search, family: &Exc
 /// A rank whose peers do not come ends, and says whom it waited for.
 pub(crate) fn nobody_comes(cubins: &Cubins, search: &moetwin_cuda::Search) -> Checked {
     let noted = Ranks::open(search, cubins, 3)?.all_reduce_alone()?;
+    Ok(match noted {
+        [1, 77, 1 | 2, 0] => Ok(()),
+        other => Err(format!("noted {other:?}")),
+    })
+}
+
+/// The same where a norm is fused into the sum.
+pub(crate) fn nobody_comes_to_norm(cubins: &Cubins, search: &moetwin_cuda::Search) -> Checked {
+    let noted = Ranks::open(search, cubins, 3)?.all_reduce_normed_alone()?;
     Ok(match noted {
         [1, 77, 1 | 2, 0] => Ok(()),
         other => Err(format!("noted {other:?}")),
@@ -140,6 +154,50 @@ fn sums(ranks: &mut Ranks, n: &mut Numbers, members: usize) -> Checked {
 fn odd_sums(ranks: &mut Ranks, n: &mut Numbers, members: usize) -> Checked {
     let sizes: Vec<usize> = (0..5).map(|_| n.pick(&[1, 7, 9, 513, 4097, 36_001])).collect();
     sum_of(ranks, n, members, &sizes)
+}
+
+/// One kernel gives the bits of two, on every rank; what it keeps of the sum is what the host finds.
+fn normed_sum(ranks: &mut Ranks, n: &mut Numbers, members: usize, rows: usize, width: usize) -> Checked {
+    let operands: Vec<Array<f32>> = (0..members).map(|_| reals(n, &[rows, width], 3.0)).collect();
+    let (residual, weight) = (reals(n, &[rows, width], 3.0), reals(n, &[width], 1.0));
+    let [fused, apart] = ranks.all_reduce_normed(&operands, &residual, &weight, 1e-6)?;
+    let sum = summed(&operands);
+    let kept = values(&sum).iter().zip(values(&residual)).map(|(a, b)| bf16::from_f32(a + b).to_f32()).collect();
+    let kept = Array { sizes: vec![rows, width], data: Data::Real(kept) };
+    for (rank, (one, two)) in fused.iter().zip(&apart).enumerate() {
+        for (i, name) in ["y", "sum"].into_iter().enumerate() {
+            if let Err(e) = equal(&format!("rank {rank}, {name} of {rows} rows of {width}"), &one[i], &two[i]) {
+                return Ok(Err(e));
+            }
+        }
+        if let Err(e) = equal(&format!("rank {rank}, the sum of {rows} rows of {width}"), &one[1], &kept) {
+            return Ok(Err(e));
+        }
+    }
+    Ok(Ok(()))
+}
+
+/// Rows of a size that is fused, and so many that all ranks' blocks find room on the one GPU at once.
+fn any_rows(n: &mut Numbers, members: usize) -> (usize, usize) {
+    let width = n.pick(&[8usize, 64, 2048, 2880, 4096, 7168, 8192]);
+    let most = (fused_bytes(members) as usize / 2 / width).min(128 / members);
+    (n.pick(&[1usize, 2, 3, 16, 64]).min(most), width)
+}
+
+/// In turn with sums alone, since both share windows and epochs.
+fn normed_sums(ranks: &mut Ranks, n: &mut Numbers, members: usize) -> Checked {
+    for _ in 0..5 {
+        let (rows, width) = any_rows(n, members);
+        let alone: Vec<usize> = (0..n.below(3)).map(|_| n.pick(&[8, 7168, 9])).collect();
+        let checked = match sum_of(ranks, n, members, &alone)? {
+            Ok(()) => normed_sum(ranks, n, members, rows, width)?,
+            wrong => wrong,
+        };
+        if let Err(e) = checked {
+            return Ok(Err(e));
+        }
+    }
+    Ok(Ok(()))
 }
 
 /// Rows of every rank, and the bounds of its experts.

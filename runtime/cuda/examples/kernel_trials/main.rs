@@ -60,6 +60,7 @@ fn exchange_trials<'a>(
         if family.name == "one-shot all-reduce" {
             say("one-shot all-reduce, nobody comes", exchange::nobody_comes(&cubins, search)?)?;
             say("one-shot all-reduce, aborted", exchange::stopped(&cubins, search)?)?;
+            say("one-shot with norm, nobody comes", exchange::nobody_comes_to_norm(&cubins, search)?)?;
         }
     }
     Ok(failed)

@@ -9,6 +9,11 @@ const GROSSER: &[(&str, (&str, &str))] = &[
     ("linear bf16", ("else ((bf16*)y)[at] = to_bf16(v);", "else ((bf16*)y)[at] = to_bf16(1.5f * v);")),
     // Without the mantissa.
     ("linear fp8", ("& 0x07f007f0u", "& 0x07800780u")),
+    // Without one rank's part.
+    (
+        "one-shot all-reduce with norm",
+        ("if (first + k < ranks) add_to(total, data[k]);", "if (first + k < ranks && first + k != 1) add_to(total, data[k]);"),
+    ),
     ("router logits", ("if (s.f32_out) ((float*)y)[at] = v;", "if (s.f32_out) ((float*)y)[at] = -v;")),
 ];
 

@@ -2,7 +2,7 @@
 
 use super::gpu::{Address, Call, Element, GpuError};
 use super::packed::{self, Packing, Sizes};
-use moetwin_kernels::launch::{Arg, Launch, element_of};
+use moetwin_kernels::launch::{Arg, Launch, element_of, launches};
 use moetwin_kernels::reference::collective::held_ranges;
 use moetwin_models::{Graph, Node, Op, RankId, TensorId};
 
@@ -109,6 +109,7 @@ pub(super) fn parts(
             let count = planner.elements(node.inputs[0], rank)?;
             planner.summed(count, places, |to| Ok(vec![Call::AllReduce { from: places.inputs[0], to, count }]))
         }
+        Op::AllReduceAddRmsNorm { .. } => planner.sum_and_norm(places),
         Op::AllGather { dim: 0, .. } => planner.gather_rows(places.inputs[0], places.outputs[0]).map(|p| (vec![p], 0)),
         Op::AllGather { .. } => planner.gather_columns(places),
         Op::ReduceScatter { dim: 0, .. } => {
@@ -207,6 +208,27 @@ impl Planner<'_> {
             parts.push(round(places.scratch, places.outputs[0], count)?);
         }
         Ok((parts, count * from.bytes()))
+    }
+    /// A sum in scratch memory, then its norm.
+    fn sum_and_norm(&self, places: &Places<'_>) -> Result<(Vec<Part>, u64), GpuError> {
+        let failed = |e: String| GpuError::new(self.node.op.name(), e);
+        let id = self.graph.tensors[self.node.outputs[0]].producer.ok_or_else(|| failed("belongs to no graph".to_owned()))?;
+        let plan = launches(self.graph, id, self.rank).map_err(|e| failed(e.to_string()))?;
+        let (count, element) = (self.elements(self.node.inputs[0], self.rank)?, element_of(self.graph, self.node.inputs[0]));
+        let mut parts = vec![Part::Calls(element, vec![Call::AllReduce { from: places.inputs[0], to: places.scratch, count }])];
+        for launch in plan.launches {
+            let cell = |arg: &Arg| match *arg {
+                Arg::Input(i) => Ok(places.inputs[i]),
+                Arg::Output(i) => Ok(places.outputs[i]),
+                Arg::Scratch { offset } => Ok(places.scratch + offset),
+                Arg::I32(v) => Ok(u64::from(v as u32)),
+                Arg::F32(v) => Ok(u64::from(v.to_bits())),
+                ref other => Err(failed(format!("has no place for {other:?}"))),
+            };
+            let cells = launch.args.iter().map(cell).collect::<Result<_, _>>()?;
+            parts.push(Part::Kernel(launch, cells));
+        }
+        Ok((parts, plan.scratch_bytes))
     }
     /// The sum of every member's rows goes to the member that keeps them.
     fn reduce_rows(&self, from: Address, to: Address) -> Result<Vec<Call>, GpuError> {

@@ -5,7 +5,8 @@ use super::gpu::{Address, Gpu, GpuError, WORKSPACE_BYTES, Way};
 use super::packed::{Packing, list_bytes};
 use super::progress::What;
 use super::rank::{Loaded, Rank};
-use super::window::{PEERS_BYTES, Window, peers_table, window_bytes};
+use super::window::{PEERS_BYTES, Window, peers_table};
+use moetwin_kernels::launch::one_shot::window_bytes;
 use moetwin_kernels::launch::{Arg, Launch, Table};
 use moetwin_models::{NodeId, Op, RankId};
 use moetwin_runtime::init::InitPhase;
@@ -116,12 +117,18 @@ impl<G: Gpu> Rank<G> {
         };
         Ok(Some(Packing { bounds, command: node.0, ..packing }))
     }
-    /// Puts the one-shot kernel in place of NCCL's calls that it can carry out.
-    pub(super) fn take_one_shot(&self, communicator: u32, node: NodeId, list: &mut [Part]) -> Result<(), GpuError> {
+    /// Puts the one-shot kernels in place of NCCL's calls that they can carry out, of a sum with its norm both.
+    pub(super) fn take_one_shot(&self, communicator: u32, node: NodeId, list: &mut Vec<Part>) -> Result<(), GpuError> {
         let (Some(window), Some(fault)) = (self.shared.window(communicator), self.shared.fault) else { return Ok(()) };
+        let limit = self.limits.deadline * DEVICE_LIMIT;
+        if let [Part::Calls(element, calls), Part::Kernel(norm, cells)] = list.as_slice()
+            && let Some(meeting) = window.one_shot_normed((*element, calls), (norm, cells), fault, node.0, limit)?
+        {
+            *list = vec![meeting];
+        }
         for part in list {
             if let Part::Calls(element, calls) = part
-                && let Some(meeting) = window.one_shot(*element, calls, fault, node.0, self.limits.deadline * DEVICE_LIMIT)?
+                && let Some(meeting) = window.one_shot(*element, calls, fault, node.0, limit)?
             {
                 *part = meeting;
             }

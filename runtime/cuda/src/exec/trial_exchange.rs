@@ -3,14 +3,16 @@
 
 use super::compile::Cubins;
 use super::driver_gpu::{DriverGpu, Handles};
-use super::exchange::{Part, copy_columns, round};
+use super::exchange::{Part, copy_columns, kernel, round};
 use super::gpu::{AbortSignal, Address, Call, Element, Gpu, GpuError};
 use super::packed::{self, Packing, Sizes, list_bytes};
 use super::parts::{from_bytes, to_bytes};
 use super::rank::PartOfResult;
 use super::trial::first_gpu;
-use super::window::{PEERS_BYTES, Window, peers_table, window_bytes};
+use super::window::{PEERS_BYTES, Window, peers_table};
 use crate::search::Search;
+use moetwin_kernels::launch::one_shot::window_bytes;
+use moetwin_kernels::launch::{Arg, Launch, row_block};
 use moetwin_kernels::reference::Array;
 use moetwin_runtime::BufferId;
 use std::time::{Duration, Instant};
@@ -154,6 +156,72 @@ impl Ranks {
         self.free();
         Ok(results)
     }
+    /// Everybody's operands summed, added to a residual and normed, as every rank has the results `[y, sum]`: by one kernel, and by the one-shot sum
+    /// and the norm apart. All operands but the weight are matrices of the same size.
+    pub fn all_reduce_normed(
+        &mut self,
+        operands: &[Array<f32>],
+        residual: &Array<f32>,
+        weight: &Array<f32>,
+        eps: f32,
+    ) -> Result<[Vec<[Array<f32>; 2]>; 2], GpuError> {
+        let sizes = residual.sizes.clone();
+        let (rows, n) = (sizes[0] as u64, sizes[1] as u64);
+        let mut ready = Vec::new();
+        for (rank, operand) in self.ranks.iter_mut().zip(operands) {
+            let from = rank.place(&to_bytes(operand, Element::Bf16))?;
+            let others = [rank.place(&to_bytes(residual, Element::Bf16))?, rank.place(&to_bytes(weight, Element::Bf16))?];
+            let results = [(); 5].map(|()| rank.poisoned(2 * rows * n));
+            let [scratch, y, sum, y_apart, sum_apart] = results;
+            let (scratch, fused, apart) = (scratch?, [y?, sum?], [y_apart?, sum_apart?]);
+            let (launch, cells) = norm_launch(rows, n, eps, scratch, others, fused)?;
+            let call = [Call::AllReduce { from, to: scratch, count: rows * n }];
+            let one = rank.window.one_shot_normed((Element::Bf16, &call), (&launch, &cells), rank.fault, COMMAND, DEADLINE)?;
+            let Some(Part::Meet(one, one_cells)) = one else {
+                return Err(GpuError::new("one-shot all-reduce with a norm", format!("does not take {rows} rows of {n}")));
+            };
+            rank.gpu.prepare(&one)?;
+            rank.gpu.prepare(&launch)?;
+            ready.push((from, scratch, others, fused, apart, one, one_cells));
+        }
+        for (rank, (.., one, cells)) in self.ranks.iter_mut().zip(&ready) {
+            rank.gpu.launch(0, one, cells)?;
+        }
+        self.ranks.iter_mut().try_for_each(|r| r.gpu.synchronize(DEADLINE))?;
+        for (rank, (from, scratch, ..)) in self.ranks.iter_mut().zip(&ready) {
+            launch_sum(&mut rank.gpu, &rank.window, *from, *scratch, rows * n, rank.fault, DEADLINE)?;
+        }
+        // Norms apart from the sums: their blocks take their places ahead of time, and peers' sums need them.
+        self.ranks.iter_mut().try_for_each(|r| r.gpu.synchronize(DEADLINE))?;
+        for (rank, (_, scratch, others, _, apart, ..)) in self.ranks.iter_mut().zip(&ready) {
+            let (launch, cells) = norm_launch(rows, n, eps, *scratch, *others, *apart)?;
+            rank.gpu.launch(0, &launch, &cells)?;
+        }
+        let (mut one, mut two) = (Vec::new(), Vec::new());
+        for (rank, (_, _, _, fused, apart, ..)) in self.ranks.iter_mut().zip(&ready) {
+            rank.gpu.synchronize(DEADLINE)?;
+            one.push([rank.take(fused[0], &sizes, Element::Bf16)?, rank.take(fused[1], &sizes, Element::Bf16)?]);
+            two.push([rank.take(apart[0], &sizes, Element::Bf16)?, rank.take(apart[1], &sizes, Element::Bf16)?]);
+        }
+        self.free();
+        Ok([one, two])
+    }
+    /// What rank 0 notes where its peers do not come to a sum with a norm. Its window is of no use afterwards.
+    pub fn all_reduce_normed_alone(&mut self) -> Result<FaultWords, GpuError> {
+        let rank = &mut self.ranks[0];
+        let (rows, n) = (3, 64);
+        let data = [(); 5].map(|()| rank.poisoned(2 * rows * n));
+        let [from, scratch, other, y, sum] = data;
+        let (from, scratch, other) = (from?, scratch?, other?);
+        let (launch, cells) = norm_launch(rows, n, 1e-6, scratch, [other; 2], [y?, sum?])?;
+        let call = [Call::AllReduce { from, to: scratch, count: rows * n }];
+        match rank.window.one_shot_normed((Element::Bf16, &call), (&launch, &cells), rank.fault, COMMAND, SHORT)? {
+            Some(Part::Meet(launch, cells)) => rank.gpu.launch(0, &launch, &cells)?,
+            other => return Err(GpuError::new("one-shot all-reduce with a norm", format!("is {other:?}"))),
+        }
+        rank.gpu.synchronize(DEADLINE)?;
+        rank.fault()
+    }
     /// What rank 0 notes where its peers do not come. Its window is of no use afterwards.
     pub fn all_reduce_alone(&mut self) -> Result<FaultWords, GpuError> {
         let rank = &mut self.ranks[0];
@@ -288,6 +356,29 @@ impl Ranks {
         }
         self.ranks.iter_mut().try_for_each(|r| r.gpu.synchronize(DEADLINE))
     }
+}
+
+/// The norm of a sum in memory: rows of `n` of `delta`, a residual and a weight, to y and the sum.
+fn norm_launch(
+    rows: u64,
+    n: u64,
+    eps: f32,
+    delta: Address,
+    [residual, weight]: [Address; 2],
+    [y, sum]: [Address; 2],
+) -> Result<(Launch, Vec<u64>), GpuError> {
+    let args = vec![
+        (Arg::Scratch { offset: 0 }, delta),
+        (Arg::Input(1), residual),
+        (Arg::Input(2), weight),
+        (Arg::Output(0), y),
+        (Arg::Output(1), sum),
+        (Arg::I32(0), n),
+        (Arg::F32(eps), u64::from(eps.to_bits())),
+    ];
+    let (block, shared_bytes) = row_block(n);
+    let (launch, cells) = kernel("add_rms_norm", [rows, 1], block, args)?;
+    Ok((Launch { source: "elementwise.cu", shared_bytes: shared_bytes as u32, ..launch }, cells))
 }
 
 fn launch_sum(

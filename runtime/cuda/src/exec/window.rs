@@ -2,7 +2,11 @@
 
 use super::exchange::{Part, kernel};
 use super::gpu::{Address, Call, Element, GpuError};
-use moetwin_kernels::launch::Arg;
+use moetwin_kernels::launch::one_shot::{
+    ARRIVED_AT, AT_ONCE, FUSED_BLOCK, MOST_BLOCKS, MOST_RANKS, STAGED_AT, fused_parts, fuses, half_elements, one_shot_bytes,
+    packet_elements, packets_at,
+};
+use moetwin_kernels::launch::{Arg, Launch};
 use std::time::Duration;
 
 /// Which code sums over ranks.
@@ -18,38 +22,10 @@ pub enum AllReduceBackend {
     OneShot,
 }
 
-/// Most ranks of a group whose memory is mapped (`MAX_RANKS` in exchange.cu).
-pub const MOST_RANKS: usize = 8;
-/// Most blocks of the kernel, and threads of one: those of vLLM's `custom_all_reduce.cuh`.
-const MOST_BLOCKS: u64 = 36;
+/// Threads of a block of the sum alone: those of vLLM's `custom_all_reduce.cuh`.
 const BLOCK: u32 = 512;
-/// Elements that a thread takes at once, 16 bytes.
-const AT_ONCE: u64 = 8;
-/// A window's parts: `Control`, what has arrived by block and rank, two halves of staged operands (exchange.cu).
-const ARRIVED_AT: u64 = 256;
-const STAGED_AT: u64 = ARRIVED_AT + (MOST_BLOCKS * MOST_RANKS as u64 * 4).next_multiple_of(256);
 /// Bytes of `Peers`.
-pub(crate) const PEERS_BYTES: u64 = 2 * 8 * MOST_RANKS as u64;
-
-/// The largest all-reduce among so many ranks that takes one shot: beyond it every rank reading everything costs more than the steps it saves.
-/// Two ranks always take one up to the size of their buffer, four below 512 KiB, eight below 256 KiB (vLLM's `custom_all_reduce.cuh`).
-pub fn one_shot_bytes(members: usize) -> u64 {
-    match members {
-        ..=2 => 8 << 20,
-        3..=4 => (512 << 10) - 2,
-        _ => (256 << 10) - 2,
-    }
-}
-
-/// Elements of a half.
-fn half_elements(members: usize) -> u64 {
-    (one_shot_bytes(members) / Element::Bf16.bytes()).next_multiple_of(128)
-}
-
-/// Bytes of a rank's window in a group.
-pub(crate) fn window_bytes(members: usize) -> u64 {
-    STAGED_AT + 2 * half_elements(members) * Element::Bf16.bytes()
-}
+pub(crate) const PEERS_BYTES: u64 = 3 * 8 * MOST_RANKS as u64;
 
 /// A rank's view of its group's windows.
 #[derive(Clone, Debug)]
@@ -92,10 +68,43 @@ impl Window {
             return Ok(None);
         }
         let blocks = count.div_ceil(AT_ONCE).div_ceil(u64::from(BLOCK)).clamp(1, MOST_BLOCKS);
-        let nanoseconds = u64::try_from(bound.as_nanos()).unwrap_or(u64::MAX);
-        let args = vec![
-            (Arg::Input(0), from),
-            (Arg::Output(0), to),
+        let mut args = vec![(Arg::Input(0), from), (Arg::Output(0), to)];
+        args.extend(self.meeting(fault, command));
+        args.extend([(Arg::U64(0), count), (Arg::U64(0), self.half), (Arg::U64(0), nanoseconds(bound))]);
+        let (launch, cells) = kernel("all_reduce_one_shot", [blocks, 1], BLOCK, args)?;
+        Ok(Some(Part::Meet(launch, cells)))
+    }
+    /// The kernel that carries out a sum and the norm behind it, where it can. The norm is what would else be launched: `add_rms_norm` of the
+    /// sum, a residual and a weight; the blocks of a row have as many threads as its block, so that both give the same bits.
+    pub(crate) fn one_shot_normed(
+        &self,
+        sum: (Element, &[Call]),
+        norm: (&Launch, &[u64]),
+        fault: Address,
+        command: u32,
+        bound: Duration,
+    ) -> Result<Option<Part>, GpuError> {
+        let (Element::Bf16, &[Call::AllReduce { from, to, count }]) = sum else { return Ok(None) };
+        let (Launch { kernel: "add_rms_norm", grid: (rows, 1, 1), .. }, &[delta, residual, weight, y, kept, n, eps]) = norm else {
+            return Ok(None);
+        };
+        let (rows, aligned) = (u64::from(*rows), [from, residual, weight, y, kept].iter().all(|a| a.is_multiple_of(16)));
+        if delta != to || count != rows * n || !aligned || !fuses(self.members as usize, rows, n) {
+            return Ok(None);
+        }
+        let mut args =
+            vec![(Arg::Input(0), from), (Arg::Input(1), residual), (Arg::Input(2), weight), (Arg::Output(0), y), (Arg::Output(1), kept)];
+        args.extend(self.meeting(fault, command));
+        let capacity = packet_elements(self.members as usize);
+        args.extend([(Arg::I32(0), n), (Arg::F32(0.0), eps), (Arg::U64(0), capacity), (Arg::U64(0), nanoseconds(bound))]);
+        let parts = fused_parts(n);
+        let name = if parts == 1 { "all_reduce_add_rms_norm" } else { "all_reduce_add_rms_norm_wide" };
+        let (launch, cells) = kernel(name, [rows * u64::from(parts), 1], FUSED_BLOCK, args)?;
+        Ok(Some(Part::Meet(launch, cells)))
+    }
+    /// What a kernel needs to meet its twins.
+    fn meeting(&self, fault: Address, command: u32) -> [(Arg, u64); 7] {
+        [
             (Arg::Null, self.peers),
             (Arg::Null, self.base),
             (Arg::Null, self.stop),
@@ -103,22 +112,22 @@ impl Window {
             (Arg::I32(0), u64::from(command)),
             (Arg::I32(0), u64::from(self.index)),
             (Arg::I32(0), u64::from(self.members)),
-            (Arg::U64(0), count),
-            (Arg::U64(0), self.half),
-            (Arg::U64(0), nanoseconds),
-        ];
-        let (launch, cells) = kernel("all_reduce_one_shot", [blocks, 1], BLOCK, args)?;
-        Ok(Some(Part::Meet(launch, cells)))
+        ]
     }
 }
 
-/// `Peers` of exchange.cu: where everybody's staged operands and arrivals are, for the windows in the order of the group.
+fn nanoseconds(bound: Duration) -> u64 {
+    u64::try_from(bound.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// `Peers` of exchange.cu: where everybody's staged operands, arrivals and packets are, for the windows in the order of the group.
 pub(crate) fn peers_table(windows: &[Address]) -> Vec<u8> {
     let column = |at: u64| {
         let known = windows.iter().map(move |w| w + at);
         known.chain(std::iter::repeat(0)).take(MOST_RANKS)
     };
-    column(STAGED_AT).chain(column(ARRIVED_AT)).flat_map(u64::to_le_bytes).collect()
+    let parts = [STAGED_AT, ARRIVED_AT, packets_at(windows.len())];
+    parts.into_iter().flat_map(column).flat_map(u64::to_le_bytes).collect()
 }
 
 #[cfg(test)]
@@ -137,16 +146,43 @@ mod tests {
         assert!(takes(Element::Bf16, &[sum(most)]).is_some() && takes(Element::Bf16, &[sum(most + 1)]).is_none());
         assert!(takes(Element::F32, &[sum(8)]).is_none() && takes(Element::Bf16, &[sum(8), sum(8)]).is_none());
         assert!(takes(Element::Bf16, &[Call::AllReduce { from: 2, to: 8192, count: 8 }]).is_none(), "not aligned");
-        // Both halves of the largest sum lie in the window.
-        assert!(STAGED_AT + 2 * 2 * half_elements(4) <= window_bytes(4) && half_elements(4) >= most);
     }
 
     #[test]
-    fn the_table_names_every_window_twice() {
+    fn a_sum_with_its_norm_is_one_kernel_where_the_norm_is_that_of_the_sum() {
+        let window = Window::new(1, 4, 1 << 20, 2 << 20, 96);
+        let (rows, n) = (3, 7168);
+        let sum = |to| [Call::AllReduce { from: 4096, to, count: rows * n }];
+        let norm = |kernel, n: u64| {
+            let cells = vec![1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 20, n, u64::from(1e-6f32.to_bits())];
+            let args = vec![Arg::Null; cells.len()];
+            let grid = (rows as u32, 1, 1);
+            (Launch { source: "elementwise.cu", kernel, grid, block: 1024, shared_bytes: 4 * n as u32, args, product: None }, cells)
+        };
+        let takes = |sum: &[Call], (launch, cells): (Launch, Vec<u64>)| {
+            window.one_shot_normed((Element::Bf16, sum), (&launch, &cells), 64, 7, Duration::from_secs(1)).unwrap()
+        };
+        let Some(Part::Meet(launch, cells)) = takes(&sum(1 << 16), norm("add_rms_norm", n)) else { panic!("three rows") };
+        assert_eq!((launch.kernel, launch.grid, launch.block), ("all_reduce_add_rms_norm_wide", (12, 1, 1), 256));
+        assert_eq!((launch.shared_bytes, cells.len()), (0, launch.args.len()));
+        assert_eq!(cells[..5], [4096, 1 << 17, 1 << 18, 1 << 19, 1 << 20]);
+        assert_eq!(cells[5..15], [2 << 20, 1 << 20, 96, 64, 7, 1, 4, 7168, u64::from(1e-6f32.to_bits()), packet_elements(4)]);
+        // A norm of something else, another kernel, rows that do not add up, more than fits.
+        assert!(takes(&sum(1 << 15), norm("add_rms_norm", n)).is_none() && takes(&sum(1 << 16), norm("rms_norm", n)).is_none());
+        assert!(takes(&sum(1 << 16), norm("add_rms_norm", n - 8)).is_none());
+        let many = [Call::AllReduce { from: 4096, to: 1 << 16, count: 64 * n }];
+        let (mut launch, cells) = norm("add_rms_norm", n);
+        launch.grid.0 = 64;
+        assert!(takes(&many, (launch, cells)).is_none(), "four ranks send no 64 rows");
+    }
+
+    #[test]
+    fn the_table_names_every_part_of_every_window() {
         let table = peers_table(&[1000, 5000]);
         let word = |i: usize| u64::from_le_bytes(*table[8 * i..].first_chunk().unwrap());
         assert_eq!(table.len() as u64, PEERS_BYTES);
         assert_eq!([word(0), word(1), word(2)], [1000 + STAGED_AT, 5000 + STAGED_AT, 0]);
         assert_eq!([word(MOST_RANKS), word(MOST_RANKS + 1)], [1000 + ARRIVED_AT, 5000 + ARRIVED_AT]);
+        assert_eq!([word(2 * MOST_RANKS), word(2 * MOST_RANKS + 1)], [1000 + packets_at(2), 5000 + packets_at(2)]);
     }
 }

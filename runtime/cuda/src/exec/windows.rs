@@ -2,9 +2,10 @@
 
 use super::executor::CudaExecutor;
 use super::gpu::{Host, Way};
-use super::window::{AllReduceBackend, MOST_RANKS, one_shot_bytes};
+use super::window::AllReduceBackend;
 use super::worker::Job;
 use crate::wire::{Reader, Writer};
+use moetwin_kernels::launch::one_shot::{MOST_RANKS, one_shot_bytes};
 use moetwin_models::{Op, RankId};
 use moetwin_runtime::reference::ExecuteError;
 use moetwin_runtime::{Action, Command, Program};
@@ -18,7 +19,7 @@ impl<H: Host> CudaExecutor<H> {
         for (id, group) in program.groups.iter() {
             let members = &group.ranks;
             let mut commands = program.ranks[members[0]].commands.iter();
-            let sums = |c: &Command| matches!(program.graph.nodes[c.id.node].op, Op::AllReduce { .. });
+            let sums = |c: &Command| matches!(program.graph.nodes[c.id.node].op, Op::AllReduce { .. } | Op::AllReduceAddRmsNorm { .. });
             let used = commands.any(|c| sums(c) && matches!(c.action, Action::Collective { group, .. } if group == id));
             if !used || members.len() < 2 || self.windows.contains_key(members) {
                 continue;

@@ -42,10 +42,19 @@ pub(crate) fn staged() -> Deployment {
 
 /// The programs of a prefill and a decode of one sequence a rank.
 pub(crate) fn programs(spec: &ModelSpec, deployment: &Deployment) -> (Program, Program) {
+    programs_lowered(spec, deployment, LowerOptions::default())
+}
+
+/// The same with sums over ranks fused with the norms behind them.
+pub(crate) fn fused_programs(spec: &ModelSpec, deployment: &Deployment) -> (Program, Program) {
+    programs_lowered(spec, deployment, LowerOptions { fuse_sums: true, ..LowerOptions::default() })
+}
+
+fn programs_lowered(spec: &ModelSpec, deployment: &Deployment, options: LowerOptions) -> (Program, Program) {
     let batch = 8;
     let build = |phase, past, new| {
         let step = Step { phase, sequences: vec![Sequence { past, new }; batch], logits: LogitsRows::Last };
-        lower(plan(spec, &step, deployment, &BuildOptions::default()).unwrap(), LowerOptions::default()).unwrap()
+        lower(plan(spec, &step, deployment, &BuildOptions::default()).unwrap(), options).unwrap()
     };
     (build(Phase::Prefill, 0, 2), build(Phase::Decode, CAPACITY - 1, 1))
 }
