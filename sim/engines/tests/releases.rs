@@ -160,3 +160,11 @@ fn pruned_checkpoints_are_smaller() {
     assert_eq!(broken(Engine::Sglang, "0.5.9", one, &command("x/MiniMax-M2.5-REAP-139B-A10B-NVFP4")), "");
     assert_eq!(broken(Engine::Sglang, "0.5.9", one, &command("x/MiniMax-M2.5-NVFP4")), "weights_fit");
 }
+
+/// Scales of whole tensors have no blocks that an expert's width must fill.
+#[test]
+fn scales_of_whole_tensors_divide_anything() {
+    let of = |model: &str| broken(Engine::Vllm, "0.19.0", H100, &format!("vllm serve {model} -tp 4 --max-model-len 32768"));
+    assert_eq!(of("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8"), "");
+    assert_eq!(of("stepfun-ai/Step-3.5-Flash-FP8"), "expert_width_divisible_by_block");
+}
