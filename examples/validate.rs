@@ -6,7 +6,10 @@
 //! these rows is in the simulator. `--rows` prints every row, `--engine` names the engine of a row to the simulator where it has it.
 //!
 //! What `sim` predicts is a step without prompts. Where the measurement was of requests that come and go, each token also waits for the
-//! prompts of the others: `--served` asks for so many users with such prompts and answers (`--requests closed:N`) where a row states them.
+//! prompts of the others: `--served` asks for so many users with such prompts and answers (`--requests closed:N`) where a row states them,
+//! as many requests and of such lengths as the benchmark sent, and says the error of the time to the first token as well.
+//!
+//! `unseen` in a group's name: rows that were gathered after the simulator was written, and written down before it was asked about them.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -29,6 +32,9 @@ struct Case {
     /// Flags that ask for it with its prompts, where the row states lengths.
     served: Option<Vec<String>>,
     measured_ms: f64,
+    /// Time of a token of served requests, and to their first one, where they differ from the above or were measured.
+    served_ms: f64,
+    first_ms: Option<f64>,
 }
 
 /// What was asked on the command line.
@@ -47,11 +53,12 @@ fn main() -> Result<(), Failure> {
     for file in &options.files {
         let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
         let records = records(&text).map_err(|e| format!("{}: {e}", file.display()))?;
-        cases.extend(
-            records
-                .iter()
-                .filter_map(|r| if r.contains_key("silicon_tpot_ms") { silicon(r, options.engine) } else { pcie(r, options.engine) }),
-        );
+        let case = |r| match r {
+            r if Record::contains_key(r, "silicon_tpot_ms") => silicon(r, options.engine),
+            r if r.contains_key("median_itl_ms") => unseen(r, options.engine),
+            r => pcie(r, options.engine),
+        };
+        cases.extend(records.iter().filter_map(case));
     }
     if let Some(filter) = &options.filter {
         cases.retain(|c| c.group.contains(filter.as_str()));
@@ -59,19 +66,23 @@ fn main() -> Result<(), Failure> {
     let mut groups: BTreeMap<&str, Vec<&Case>> = BTreeMap::new();
     cases.iter().for_each(|c| groups.entry(&c.group).or_default().push(c));
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{:58} {:>4} {:>8} {:>8} {:>8}", "group", "rows", "error", "bias", "curve")?;
-    let (mut all, mut all_curve, mut without) = (Vec::new(), Vec::new(), 0);
+    let first_head = if options.served { "first token, bias" } else { "" };
+    writeln!(out, "{:58} {:>4} {:>8} {:>8} {:>8}  {first_head}", "group", "rows", "error", "bias", "curve")?;
+    let (mut all, mut all_curve, mut all_first, mut without) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for (group, cases) in groups {
         let mut errors = Vec::new();
-        let mut answered = Vec::new();
+        let (mut answered, mut first) = (Vec::new(), Vec::new());
         for case in cases {
-            match time_of(case, options.served)? {
-                Some(ms) => {
-                    let error = ms / case.measured_ms - 1.0;
+            match times_of(case, options.served)? {
+                Some((ms, measured, first_ms)) => {
+                    let error = ms / measured - 1.0;
+                    let first_error = first_ms.zip(case.first_ms).map(|(ms, measured)| ms / measured - 1.0);
                     if options.rows {
-                        let (measured, percent) = (case.measured_ms, error * 100.0);
-                        writeln!(out, "  {:56} measured {measured:8.2} ms, predicted {ms:8.2} ms, {percent:+6.1} %", case.what)?;
+                        let percent = error * 100.0;
+                        let to_first = first_error.map_or_else(String::new, |e| format!(", first token {:+6.1} %", e * 100.0));
+                        writeln!(out, "  {:56} measured {measured:8.2} ms, predicted {ms:8.2} ms, {percent:+6.1} %{to_first}", case.what)?;
                     }
+                    first.extend(first_error);
                     errors.push(error);
                     answered.push(case);
                 }
@@ -88,19 +99,22 @@ fn main() -> Result<(), Failure> {
         }
         let curve = curve_errors(&answered);
         let (error, bias) = (mean(errors.iter().map(|e| e.abs())), mean(errors.iter().copied()));
+        let curve_error = percent(mean(curve.iter().copied()));
         writeln!(
             out,
-            "{group:58} {:4} {:>7} {:>7} {:>7}",
+            "{group:58} {:4} {:>7} {:>7} {curve_error:>7}  {}",
             errors.len(),
             percent(error),
             percent(bias),
-            percent(mean(curve.iter().copied()))
+            error_and_bias(&first)
         )?;
+        all_first.extend(first);
         all.extend(errors);
         all_curve.extend(curve);
     }
     let (error, bias) = (mean(all.iter().map(|e| e.abs())), mean(all.iter().copied()));
-    writeln!(out, "{:58} {:4} {:>7} {:>7} {:>7}", "all", all.len(), percent(error), percent(bias), percent(mean(all_curve.into_iter())))?;
+    let (curve, first) = (percent(mean(all_curve.into_iter())), error_and_bias(&all_first));
+    writeln!(out, "{:58} {:4} {:>7} {:>7} {curve:>7}  {first}", "all", all.len(), percent(error), percent(bias))?;
     if without > 0 {
         writeln!(out, "{without} rows without an answer (no such split, or it does not fit)")?;
     }
@@ -124,7 +138,8 @@ fn options() -> Result<Options, Failure> {
     }
     if options.files.is_empty() {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
-        options.files = vec![data.join("measured-inference.csv"), data.join("measured-inference-silicon.csv")];
+        let names = ["measured-inference.csv", "measured-inference-silicon.csv", "measured-unseen.csv"];
+        options.files = names.map(|name| data.join(name)).to_vec();
     }
     Ok(options)
 }
@@ -138,10 +153,21 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// Milliseconds of a token: the step, or what users see between tokens if that is asked for.
-fn time_of(case: &Case, served: bool) -> Result<Option<f64>, Failure> {
-    let Some(flags) = case.served.as_ref().filter(|_| served) else { return predict(&case.flags) };
-    Ok(ask(flags)?.and_then(|answer| answer["loads"][0]["tpot_ms"]["mean"].as_f64()))
+/// Error and bias of times to the first token; nothing where none was compared.
+fn error_and_bias(errors: &[f64]) -> String {
+    if errors.is_empty() {
+        return String::new();
+    }
+    format!("{:>7} {:>7}", percent(mean(errors.iter().map(|e| e.abs()))), percent(mean(errors.iter().copied())))
+}
+
+/// Predicted milliseconds of a token, those measured, and those predicted to the first token: of a step, or of what users see if that is asked for.
+fn times_of(case: &Case, served: bool) -> Result<Option<(f64, f64, Option<f64>)>, Failure> {
+    let Some(flags) = case.served.as_ref().filter(|_| served) else {
+        return Ok(predict(&case.flags)?.map(|ms| (ms, case.measured_ms, None)));
+    };
+    let mean = |answer: &Value, of: &str| answer["loads"][0][of]["mean"].as_f64();
+    Ok(ask(flags)?.and_then(|answer| Some((mean(&answer, "tpot_ms")?, case.served_ms, mean(&answer, "ttft_ms")))))
 }
 
 /// Milliseconds of a step as `moetwin sim` says; where not all sequences fit, the time in which as many tokens leave. `None` where it has
@@ -203,6 +229,8 @@ fn pcie(row: &Record, name_engine: bool) -> Option<Case> {
         context: f64::from(context),
         served: None,
         measured_ms: f64::from(sequences) * 1e3 / speed,
+        served_ms: f64::from(sequences) * 1e3 / speed,
+        first_ms: None,
     })
 }
 
@@ -236,10 +264,13 @@ fn silicon(row: &Record, name_engine: bool) -> Option<Case> {
     let engine = get("backend");
     if name_engine && matches!(engine, "sglang" | "vllm") {
         flags.extend(words(&["--engine", engine]));
+        flags.extend(version_flags(get("backend_version")));
     }
-    // Twice as many requests as users: some that start together, some that come between.
-    let (users, count) = (format!("closed:{sequences}"), (2 * sequences).to_string());
-    let lengths = ["--prompt-tokens", &input.to_string(), "--output-tokens", &output.to_string()].map(str::to_owned);
+    // InferenceX sends ten requests a user, of lengths between four fifths and all of those named (benchmarks/README.md there:
+    // RANDOM_RANGE_RATIO 0.8, `--num-prompts $(( $CONC * 10 ))`).
+    let (users, count) = (format!("closed:{sequences}"), (10 * sequences).to_string());
+    let range = |tokens: u32| format!("{}-{tokens}", (tokens * 4 / 5).max(1));
+    let lengths = ["--prompt-tokens".to_owned(), range(input), "--output-tokens".to_owned(), range(output)];
     let served = [&flags[..], &words(&["--requests", &users, "--request-count", &count]), &lengths].concat();
     flags.extend(words(&["--batch", &sequences.to_string(), "--context", &context.to_string()]));
     let split = if ep > 1 { format!("tp{gpus} ep{ep}") } else { format!("tp{gpus}") };
@@ -251,6 +282,57 @@ fn silicon(row: &Record, name_engine: bool) -> Option<Case> {
         context: f64::from(context),
         served: Some(served),
         measured_ms: get("silicon_tpot_ms").parse().ok()?,
+        served_ms: get("silicon_tpot_ms").parse().ok()?,
+        first_ms: get("silicon_ttft_ms").parse().ok(),
+    })
+}
+
+/// Which version, where it is a release that the engines know.
+fn version_flags(version: &str) -> Vec<String> {
+    if version.starts_with(|c: char| c.is_ascii_digit()) { words(&["--engine-version", version]) } else { Vec::new() }
+}
+
+/// Rows gathered afterwards: outputs of the engines' own serving benchmarks. A step is compared with the median time between tokens, which
+/// hardly any prompt interrupts, a served token with the mean.
+fn unseen(row: &Record, name_engine: bool) -> Option<Case> {
+    let get = |column: &str| row.get(column).map_or("", String::as_str);
+    let number = |column: &str| get(column).parse::<u32>().ok();
+    let (tp, ep, dp, users) = (number("tp")?, number("ep")?, number("dp_attention")?, number("concurrency")?);
+    let (input, output, requests) = (number("isl")?, number("osl")?, number("requests")?);
+    let (machine, engine, model) = (get("machine"), get("engine"), get("model"));
+    let own_config = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(format!("{model}.json"));
+    let named = if own_config.exists() { own_config.to_string_lossy().into_owned() } else { model.to_owned() };
+    let mut flags = words(&["--model", &named, "--machine", machine, "--tp", &tp.to_string()]);
+    for (flag, ways) in [("--ep", ep), ("--dp-attention", dp)] {
+        if ways > 1 {
+            flags.extend(words(&[flag, &ways.to_string()]));
+        }
+    }
+    if name_engine {
+        flags.extend(words(&["--engine", engine]));
+        flags.extend(version_flags(get("version")));
+    }
+    // Uniform lengths lie between 1 and the one named (`--random-range-ratio 0`).
+    let uniform = get("lengths") == "uniform";
+    let range = |tokens: u32| if uniform { format!("1-{tokens}") } else { tokens.to_string() };
+    let middle = |tokens: u32| if uniform { tokens.div_ceil(2) } else { tokens };
+    let load = ["--requests", &format!("closed:{users}"), "--request-count", &requests.to_string()].map(str::to_owned);
+    let lengths = ["--prompt-tokens".to_owned(), range(input), "--output-tokens".to_owned(), range(output)];
+    let served = [&flags[..], &load, &lengths].concat();
+    let context = middle(input) + middle(output) / 2;
+    flags.extend(words(&["--batch", &users.to_string(), "--context", &context.to_string()]));
+    let gpu = machine.trim_start_matches("8x-").trim_end_matches("-sxm");
+    let split: String = [("tp", tp), ("ep", ep), ("dp", dp)].iter().filter(|(_, n)| *n > 1).map(|(w, n)| format!(" {w}{n}")).collect();
+    Some(Case {
+        group: format!("unseen {model} {gpu} {engine}{split}"),
+        what: format!("{input} in, {output} out, {users} at once, {}", get("version")),
+        flags,
+        sequences: f64::from(users),
+        context: f64::from(context),
+        served: Some(served),
+        measured_ms: get("median_itl_ms").parse().or_else(|_| get("mean_tpot_ms").parse()).ok()?,
+        served_ms: get("mean_tpot_ms").parse().ok()?,
+        first_ms: get("mean_ttft_ms").parse().ok(),
     })
 }
 

@@ -1,9 +1,11 @@
 //! A machine's figures from its GPUs: floors, rates, exchanges, and what our kernels take on the shapes of models.
 
+mod eager;
 mod exchanges;
 mod joins;
 mod tune;
 
+pub(crate) use eager::{Eager, eager_gap};
 pub(crate) use exchanges::{Ways, exchange_rows};
 pub(crate) use joins::{Forked, joins};
 
@@ -107,6 +109,8 @@ pub(crate) struct Found {
     pub(crate) left: Vec<String>,
     /// Steps with a stream beside the first.
     pub(crate) forked: Vec<Forked>,
+    /// Steps that the host launched.
+    pub(crate) eager: Vec<Eager>,
 }
 
 /// The kernels of a model. `open` makes an executor of rank 0 of so many ranks.
@@ -154,11 +158,13 @@ pub(crate) fn kernel_rows<H: Host>(
                 let key = executor.prepare(program.clone()).map_err(running)?;
                 // How many experts are hit decides what they take, and follows from more than how many tokens there are.
                 let choices = CHOICES[nth % CHOICES.len()];
-                let often = Repetitions { replays: 8, eager: 0, windows: 12, choices };
+                let routed = choices == Choices::Routed;
+                let often = Repetitions { replays: 8, eager: if routed { EAGER } else { 0 }, windows: 12, choices };
                 let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
                 found.rows.extend(times.iter().flat_map(|t| kernels_of(&program, t, points, false)));
-                if choices == Choices::Routed {
+                if routed {
                     found.forked.extend(Forked::of(&program, &times, false));
+                    found.eager.extend(Eager::of(&program, &times));
                 }
             }
         }
@@ -171,6 +177,9 @@ pub(crate) fn kernel_rows<H: Host>(
 
 /// Choices of experts, one after the other for steps that differ in their context: as routed, and among all, a third and a ninth of them.
 const CHOICES: [Choices; 4] = [Choices::Routed, Choices::Drawn(1000), Choices::Drawn(333), Choices::Drawn(111)];
+
+/// Passes of a step that the host launches.
+const EAGER: u32 = 5;
 
 /// Drawn tokens for a step.
 fn inputs_of(step: &Step, spec: &ModelSpec, points: &Points) -> StepInputs {
@@ -344,10 +353,15 @@ mod tests {
 
     #[test]
     fn a_machine_calibrated_on_the_fake_predicts_the_fake() {
-        let Found { rows: found, choices, left, .. } = rows(&points());
+        let Found { rows: found, choices, left, eager: launched, .. } = rows(&points());
         assert_eq!((choices.len(), left.len()), (0, 0));
         let mut machine = machine::find("8x-h200-sxm").unwrap();
-        machine.kernels = Some(OwnKernels::new("the fake".to_owned(), found));
+        let mut own = OwnKernels::new("the fake".to_owned(), found);
+        // Of every batch of both splits one step was launched by the host as well.
+        assert_eq!(launched.len(), 6);
+        own.eager_gap_ps = eager_gap(&machine, &own, &launched, 1);
+        assert!(own.eager_gap_ps.is_some());
+        machine.kernels = Some(own);
         let again = machine::from_json(&machine.to_json()).unwrap();
         assert_eq!(again, machine);
         // A step that was measured: every kernel of ours is priced as measured, and takes what the fake says.

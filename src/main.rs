@@ -2,6 +2,7 @@
 
 mod args;
 mod calibration;
+mod capture;
 mod child;
 mod commands;
 mod digest;

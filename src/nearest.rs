@@ -1,5 +1,7 @@
 //! Names that resemble a mistyped one.
 
+use moetwin::engines::command::distance;
+
 /// At most three of `names` within a third of their length in edits, best first; ties keep the order of `names`.
 pub(crate) fn nearest(word: &str, names: &[String]) -> Vec<String> {
     let word = alike(word);
@@ -17,32 +19,9 @@ fn alike(text: &str) -> String {
     text.to_lowercase().replace('o', "0").replace(['l', 'i'], "1")
 }
 
-/// Levenshtein distance in characters, on at most the first 200 of each.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().take(200).collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().take(200).enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(ca != *cb);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn distances() {
-        for (a, b, d) in [("", "", 0), ("abc", "", 3), ("", "abc", 3), ("kitten", "sitting", 3), ("flaw", "lawn", 2), ("ab", "ba", 2)] {
-            assert_eq!(distance(a, b), d, "{a} {b}");
-        }
-    }
 
     #[test]
     fn only_what_resembles_and_best_first() {

@@ -1,6 +1,7 @@
 //! Prompts as token ids.
 
 use crate::error::{Failure, InputError};
+use moetwin::kernels::splitmix::SplitMix64;
 use moetwin::models::ModelSpec;
 use moetwin::runtime::weights::{Checkpoint, StoredType};
 use std::fs;
@@ -67,16 +68,11 @@ pub(crate) fn checked(flag: &'static str, ids: impl Iterator<Item = i64>, spec: 
     if tokens.is_empty() { Err(InputError::new(flag, "a prompt needs at least one token").into()) } else { Ok(tokens) }
 }
 
-/// `count` prompts of `length` tokens, drawn by a seed (splitmix64).
+/// `count` prompts of `length` tokens, drawn by a seed.
 pub(crate) fn drawn(count: u32, length: u32, spec: &ModelSpec, seed: u64) -> Vec<Vec<i32>> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        // Checked configurations keep the vocabulary far below i32's range.
-        i32::try_from((z ^ (z >> 31)) % spec.vocab.max(1)).unwrap_or(0)
-    };
+    let mut numbers = SplitMix64(seed);
+    // Checked configurations keep the vocabulary far below i32's range.
+    let mut next = || i32::try_from(numbers.below(spec.vocab)).unwrap_or(0);
     (0..count).map(|_| (0..length).map(|_| next()).collect()).collect()
 }
 

@@ -1,6 +1,7 @@
 //! From flags to what the library needs: a model, a machine, a deployment and a step.
 
 use crate::args::{AllReduceKind, DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Engine, NcclGraph, Routing, Switch};
+use crate::capture;
 use crate::error::{Failure, InputError};
 use crate::kernel_folder::KernelFolder;
 use crate::resolve::{self, Model};
@@ -14,7 +15,7 @@ use moetwin::runtime::builtin;
 use moetwin::runtime::{LowerOptions, Program, lower, verify};
 use moetwin::sim::collective::{GraphMode, Library};
 use moetwin::sim::cost::Kernels;
-use moetwin::sim::exec::{Backends, Launcher, SimOptions};
+use moetwin::sim::exec::{Backends, SimOptions};
 use moetwin::sim::machine::Machine;
 use std::sync::Arc;
 
@@ -35,6 +36,8 @@ pub(crate) struct Scenario {
     pub(crate) routing: Distribution,
     /// How it runs.
     pub(crate) options: SimOptions,
+    /// Whether captured graphs were asked for or forbidden; `None` where the engine decides by the step.
+    pub(crate) graphs_asked: Option<bool>,
     /// All-reduce implementation as `--allreduce` takes it.
     pub(crate) allreduce: &'static str,
     /// Whose choices hold where none is given, and whose kernels run.
@@ -75,7 +78,7 @@ impl Scenario {
         let routing = routing(args.routing.as_ref(), &model.spec)?;
         let (options, allreduce) = sim_options(args, &deployment);
         let context = args.context(&model.spec);
-        Ok(Self {
+        let scenario = Self {
             model,
             machine,
             deployment,
@@ -83,13 +86,30 @@ impl Scenario {
             context,
             routing,
             options,
+            graphs_asked: args.graphs.map(|switch| switch == Switch::On),
             allreduce,
             engine: args.engine.unwrap_or(Engine::Native),
             engine_version: args.engine_version.clone(),
             kernel_folder: args.kernels.clone(),
             speculation,
             seed: args.seed,
-        })
+        };
+        Ok(scenario.launched())
+    }
+    /// The same, launched as its engine launches such a step.
+    pub(crate) fn launched(mut self) -> Self {
+        let (graphs, launcher) = capture::launched(self.engine, self.engine_version.as_deref(), self.graphs_asked, &self.step);
+        (self.options.graphs, self.options.launcher) = (graphs, launcher);
+        self
+    }
+    /// Whether so many tokens of prompts are replayed from a captured graph.
+    pub(crate) fn captures_prompts(&self, tokens: u32) -> bool {
+        let step = Step::uniform(Phase::Prefill, 1, tokens);
+        capture::launched(self.engine, self.engine_version.as_deref(), self.graphs_asked, &step).0
+    }
+    /// The same computing another step.
+    pub(crate) fn with_step(&self, step: Step, context: u32) -> Self {
+        Self { step, context, ..self.clone() }.launched()
     }
     /// The graph of this scenario with another batch. Experts are as wide as the split makes them.
     pub(crate) fn graph(&self, step: &Step) -> Result<Graph, Failure> {
@@ -236,7 +256,6 @@ fn too_many_ranks(args: &DeploymentArgs, deployment: &Deployment, machine: &Mach
 }
 
 fn sim_options(args: &DeploymentArgs, deployment: &Deployment) -> (SimOptions, &'static str) {
-    let on = |switch: Switch| switch == Switch::On;
     // SGLang's rule decides `auto`: a peer kernel where every GPU reaches every other over NVLink, NCCL elsewhere.
     let engine = args.engine.unwrap_or(Engine::Native);
     let own = if engine == Engine::Vllm { Library::Vllm } else { Library::Sglang };
@@ -257,11 +276,9 @@ fn sim_options(args: &DeploymentArgs, deployment: &Deployment) -> (SimOptions, &
         Engine::Sglang => Kernels::Sglang,
         Engine::Vllm => Kernels::Vllm,
     };
-    // What an engine does not capture it launches from Python.
-    let launcher = if engine == Engine::Native { Launcher::Native } else { Launcher::Framework };
-    let (graphs, peer_access) = (args.graphs.is_none_or(on), args.p2p.map(on));
+    let peer_access = args.p2p.map(|switch| switch == Switch::On);
     let tables = args.kernels.as_ref().map(|folder| Arc::clone(&folder.tables));
-    (SimOptions { graphs, launcher, kernels, tables, peer_access, backends, ..SimOptions::default() }, name)
+    (SimOptions { kernels, tables, peer_access, backends, ..SimOptions::default() }, name)
 }
 
 /// The distribution that `--routing` means for a model.

@@ -6,7 +6,7 @@ use crate::prediction::{Prepared, fullest, pace};
 use crate::resolve::Model;
 use crate::scenario::Scenario;
 use crate::table::bytes;
-use moetwin::models::Deployment;
+use moetwin::models::{Deployment, Phase};
 use moetwin::sim::exec::SimMemory;
 use moetwin::sim::machine::Machine;
 use serde::{Deserialize, Serialize};
@@ -119,19 +119,13 @@ impl Space<'_> {
         let reduces = [AllReduceKind::Auto, AllReduceKind::OneShot];
         let reduces = reduces.into_iter().filter(|a| *a == AllReduceKind::Auto || args.tp > Some(1));
         let mut points = Vec::new();
+        // Whether prompts are captured is the engine's to say.
+        let graphs = f.graphs.or((f.phase != Some(Phase::Prefill)).then_some(Switch::On));
         for batch in choices(f.batch, self.batches.iter().copied()) {
-            for graphs in choices(f.graphs, [Switch::On]) {
-                for allreduce in choices(f.allreduce, reduces.clone()) {
-                    for spec in choices(f.spec, self.speculation.iter().copied()) {
-                        let args = DeploymentArgs {
-                            batch: Some(batch),
-                            graphs: Some(graphs),
-                            allreduce: Some(allreduce),
-                            spec: Some(spec),
-                            ..args.clone()
-                        };
-                        points.push(Point { flags: flags(&args), args });
-                    }
+            for allreduce in choices(f.allreduce, reduces.clone()) {
+                for spec in choices(f.spec, self.speculation.iter().copied()) {
+                    let args = DeploymentArgs { batch: Some(batch), graphs, allreduce: Some(allreduce), spec: Some(spec), ..args.clone() };
+                    points.push(Point { flags: flags(&args), args });
                 }
             }
         }

@@ -147,3 +147,26 @@ fn the_pool_holds_what_its_tokens_take() {
         assert!((holds / told - 1.0).abs() < 1e-3, "{words}: its tokens take {holds} GiB of {told}");
     }
 }
+
+/// Prompts that an engine does not capture wait for the host, kernel by kernel.
+#[test]
+fn prompts_that_are_not_captured_are_launched_by_the_framework() {
+    let ttft = |words: &str| {
+        let load = "--model qwen3-30b-a3b --machine 8x-h200-sxm --tp 2 --requests closed:1 --request-count 1 --output-tokens 8";
+        loads(&format!("{load} {words}")).1[0]["ttft_ms"]["mean"].as_f64().unwrap()
+    };
+    let sglang = |version: &str, tokens| ttft(&format!("--engine sglang --engine-version {version} --prompt-tokens {tokens}"));
+    assert!(sglang("0.5.9", 256) > sglang("0.5.10", 256) * 1.2);
+    let vllm = |tokens| ttft(&format!("--engine vllm --prompt-tokens {tokens}"));
+    assert!(vllm(1024) > vllm(512) * 1.2);
+    // The first length beyond, not only that of the next simulated point.
+    assert!(vllm(520) > vllm(512) * 1.2);
+    // What is asked for holds.
+    let asked = |graphs: &str| ttft(&format!("--engine sglang --engine-version 0.5.9 --prompt-tokens 256 --graphs {graphs}"));
+    assert!(asked("off") == sglang("0.5.9", 256) && asked("on") == sglang("0.5.10", 256));
+    // One step says the same.
+    let step = |words: &str| {
+        line(&format!("sim --json --engine sglang --phase prefill --context 256 {words}")).json()["deployment"]["graphs"].clone()
+    };
+    assert_eq!((step("--engine-version 0.5.9"), step("--engine-version 0.5.10")), (false.into(), true.into()));
+}

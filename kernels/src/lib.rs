@@ -5,3 +5,4 @@ pub mod dequant;
 pub mod launch;
 pub mod reference;
 pub mod routing;
+pub mod splitmix;

@@ -10,7 +10,6 @@ use crate::ids::{IdVec, NodeId, RankId, TensorId};
 use crate::op::Op;
 use crate::step::{LogitsRows, Step, chunk};
 use crate::weight::WeightRef;
-use petgraph::graph::{DiGraph, NodeIndex};
 use serde::Serialize;
 use std::ops::Range;
 
@@ -116,21 +115,6 @@ impl Graph {
     /// The named result.
     pub fn output(&self, name: &str) -> Option<TensorId> {
         self.outputs.iter().find(|(n, _)| n == name).map(|(_, t)| *t)
-    }
-    /// Producer-to-consumer edges as a petgraph graph; node weights are [`NodeId`]s, added in id order.
-    pub fn dataflow(&self) -> DiGraph<NodeId, TensorId> {
-        let mut dag = DiGraph::with_capacity(self.nodes.len(), self.nodes.len() * 2);
-        for id in self.nodes.ids() {
-            dag.add_node(id);
-        }
-        for (id, node) in self.nodes.iter() {
-            for &input in &node.inputs {
-                if let Some(producer) = self.tensors[input].producer {
-                    dag.add_edge(NodeIndex::new(producer.0 as usize), NodeIndex::new(id.0 as usize), input);
-                }
-            }
-        }
-        dag
     }
     /// The tensor whose storage `tensor` lives in (caches are updated in place).
     pub fn storage(&self, mut tensor: TensorId) -> TensorId {

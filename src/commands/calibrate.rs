@@ -4,7 +4,7 @@ use super::compare::machine_with;
 use super::run::{cut, gpus_at_hand};
 use crate::args::DEFAULT_MACHINE;
 use crate::calibration::{
-    self, Forked, Points, Split, ThroughHost, Ways, default_splits, exchange_rows, kernel_rows, with_exchanges, with_floors,
+    self, Eager, Forked, Points, Split, ThroughHost, Ways, default_splits, exchange_rows, kernel_rows, with_exchanges, with_floors,
 };
 use crate::doctor::machine::date;
 use crate::error::{Failure, InputError, Outcome};
@@ -276,6 +276,7 @@ struct Gathered {
     choices: Vec<Choice>,
     exchanges: Vec<OwnExchange>,
     forked: Vec<Forked>,
+    eager: Vec<Eager>,
     /// What is to be said of it.
     said: Vec<String>,
 }
@@ -316,6 +317,7 @@ impl Gathered {
             self.rows.extend(found.rows);
             self.choices.extend(found.choices);
             self.forked.extend(found.forked);
+            self.eager.extend(found.eager);
         }
         self.said.extend(self.choices.iter().map(|c| {
             format!(
@@ -327,9 +329,14 @@ impl Gathered {
     }
     /// As a machine file has it, and everything that is to be said.
     fn finish(self, machine: &Machine, source: &str, seed: u64) -> (OwnKernels, Vec<String>) {
-        let Self { rows, choices, exchanges, forked, mut said } = self;
+        let Self { rows, choices, exchanges, forked, eager, mut said } = self;
         let mut own = OwnKernels { choices, exchanges: medians(exchanges), ..OwnKernels::new(source.to_owned(), rows) };
         own.joins = calibration::joins(machine, &own, &forked, seed);
+        own.eager_gap_ps = calibration::eager_gap(machine, &own, &eager, seed);
+        said.extend(own.eager_gap_ps.map(|ps| {
+            let (us, steps) = (ps as f64 / 1e6, eager.len());
+            format!("a kernel that the host launches takes the device {us:.2} us longer than as a node of a captured graph ({steps} steps)")
+        }));
         said.extend(own.joins.map(|j| {
             let us = |ps: u64| ps as f64 / 1e6;
             let nccl = j.nccl_ps.map_or_else(String::new, |ps| format!(", {:.1} with NCCL's collectives in the graph", us(ps)));

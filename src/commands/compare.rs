@@ -192,16 +192,19 @@ fn predicted_now(args: &CompareArgs, file: &str, measured: &Trace) -> Result<Ans
     Ok(Answer { against: scenario.machine.name.clone(), slice, conditions: Some(conditions), ..answer })
 }
 
-/// The built-in machine with such GPUs.
+/// The built-in machine with such GPUs, which must be given where there is none.
 pub(super) fn machine_with(gpu: &str) -> Result<String, Failure> {
-    let has = |name: &&str| {
-        let wanted = gpu_by_words(gpu);
-        machine::find(name).is_some_and(|m| m.models.iter().any(|model| Some(model.name.as_str()) == wanted))
-    };
-    machine::names().find(|name| has(&&**name)).map(|name| name.to_string()).ok_or_else(|| {
+    built_in_with(gpu).ok_or_else(|| {
         let error = InputError::new("--machine", format!("none was given, and no built-in machine has GPUs like {gpu:?}"));
         error.accepted(machine::names().chain(["a machine file"])).into()
     })
+}
+
+/// The first built-in machine with such GPUs.
+pub(super) fn built_in_with(gpu: &str) -> Option<String> {
+    let wanted = gpu_by_words(gpu)?;
+    let has = |name: &&str| machine::find(name).is_some_and(|m| m.models.iter().any(|model| model.name == wanted));
+    machine::names().find(has).map(str::to_owned)
 }
 
 /// A measured step, predicted again.

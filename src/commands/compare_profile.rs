@@ -1,5 +1,6 @@
 //! `moetwin compare --trace`: a profile of the user's own engine beside what is predicted.
 
+use super::compare::built_in_with;
 use crate::args::{DEFAULT_MACHINE, DEFAULT_MODEL, DeploymentArgs, Speculation};
 use crate::error::{Failure, InputError, Outcome};
 use crate::output;
@@ -10,7 +11,6 @@ use crate::scenario::Scenario;
 use moetwin::kernels::routing::SampledRouting;
 use moetwin::models::Deployment;
 use moetwin::sim::exec::simulate;
-use moetwin::sim::machine;
 use moetwin::sim::measured::{self, Origin};
 use moetwin::sim::profile::{self, Beside, BesideRow, BesideStep, Planned, Profile, ProfileError};
 use moetwin::sim::topology::gpu_by_words;
@@ -28,7 +28,10 @@ pub(crate) fn run(file: &Path, steps: Option<u32>, args: &DeploymentArgs) -> Res
             InputError::new("--spec", "a profile is compared with one pass of the model; of a verification, say how many tokens it checks");
         return Err(error.accepted(["--phase verify:N"]).into());
     }
-    let named = args.machine.is_none().then(|| machine_with(&profile.gpus)).flatten();
+    let named = match profile.gpus.as_slice() {
+        [gpu] if args.machine.is_none() => built_in_with(gpu),
+        _ => None,
+    };
     let name = args.machine.clone().or(named).unwrap_or_else(|| DEFAULT_MACHINE.to_owned());
     let machine = resolve::machine("--machine", &name)?;
     let model = resolve::model("--model", args.model.as_deref().unwrap_or(DEFAULT_MODEL))?;
@@ -215,12 +218,4 @@ impl Measured {
             warnings: Vec::new(),
         })
     }
-}
-
-/// The built-in machine that has such GPUs, where they are all of one kind.
-fn machine_with(gpus: &[String]) -> Option<String> {
-    let [gpu] = gpus else { return None };
-    let wanted = gpu_by_words(gpu)?;
-    let has = |name: &str| machine::find(name).is_some_and(|m| m.models.iter().any(|model| model.name == wanted));
-    machine::names().find(|name| has(name)).map(|name| name.to_string())
 }

@@ -276,7 +276,7 @@ fn good(args: &RequestArgs, outcome: &Served, summary: &Summary) -> Option<f64> 
 
 /// The deployment's step with other sequences.
 fn with_step(scenario: &Scenario, step: Step, context: u32) -> Scenario {
-    Scenario { step, context, ..scenario.clone() }
+    scenario.with_step(step, context)
 }
 
 /// A decode step of equal sequences, or the verification that takes its place.

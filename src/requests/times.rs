@@ -26,8 +26,8 @@ const FIRST_CONTEXT: u32 = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Point {
     Decode { batch: u32, context: u32 },
-    Short { tokens: u32 },
-    Long { tokens: u32 },
+    Short { tokens: u32, captured: bool },
+    Long { tokens: u32, captured: bool },
 }
 
 /// Times of steps, simulated where they must be and remembered.
@@ -56,13 +56,14 @@ impl<'a> Simulated<'a> {
         }
         let (step, context) = match point {
             Point::Decode { batch, context } => (decode_step(self.scenario, batch, context), context),
-            Point::Short { tokens } => (prompts((0..tokens.div_ceil(SHORT)).map(|i| (0, (tokens - i * SHORT).min(SHORT)))), 0),
-            Point::Long { tokens } => (prompts([(self.long_past(tokens), tokens)]), 0),
+            Point::Short { tokens, .. } => (prompts((0..tokens.div_ceil(SHORT)).map(|i| (0, (tokens - i * SHORT).min(SHORT)))), 0),
+            Point::Long { tokens, .. } => (prompts([(self.long_past(tokens), tokens)]), 0),
         };
         let mut scenario = with_step(self.scenario, step, context);
-        if !matches!(point, Point::Decode { .. }) {
-            // A prompt is computed once, by the target.
+        if let Point::Short { captured, .. } | Point::Long { captured, .. } = point {
+            // A prompt is computed once, by the target. How it is launched its own length says, not that of the point.
             scenario.speculation = None;
+            scenario.options.graphs = captured;
         }
         let program = scenario.program(&scenario.step)?;
         let (step_ms, _) = pace(&scenario, &program, &mut self.memory)?;
@@ -105,8 +106,9 @@ impl<'a> Simulated<'a> {
     /// The same at a point of the grid, with as many pairs a token as `tokens` have.
     fn prompts_at(&mut self, grid: u32, tokens: u32, pairs: f64) -> Result<f64, Failure> {
         let pairs = pairs * f64::from(grid) / f64::from(tokens);
-        let short_ms = self.at(Point::Short { tokens: grid })?;
-        let long_ms = self.at(Point::Long { tokens: grid })?;
+        let captured = self.scenario.captures_prompts(tokens);
+        let short_ms = self.at(Point::Short { tokens: grid, captured })?;
+        let long_ms = self.at(Point::Long { tokens: grid, captured })?;
         let (full, rest) = (f64::from(grid / SHORT), f64::from(grid % SHORT));
         let triangle = |n: f64| n * (n + 1.0) / 2.0;
         let short_pairs = full * triangle(f64::from(SHORT)) + triangle(rest);

@@ -1,31 +1,27 @@
 //! Runs an op in f64 and f32, on one thread and on four, from poisoned results, and compares with the oracle's values.
 
 use moetwin_kernels::reference::{Array, CacheSlot, Data, LocalContext, Real, ReferenceError, Turn, in_place, run};
+use moetwin_kernels::splitmix::SplitMix64;
 use moetwin_models::{Op, Sequence};
 use proptest::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::OnceLock;
 
-/// Deterministic numbers in -1..1 that f32 holds exactly (splitmix64).
-pub(crate) struct Numbers(u64);
+/// Deterministic numbers in -1..1 that f32 holds exactly.
+pub(crate) struct Numbers(SplitMix64);
 
 impl Numbers {
     pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(SplitMix64(seed))
     }
     pub(crate) fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
     pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next_u64() % n as u64) as usize
     }
     pub(crate) fn real(&mut self) -> f64 {
-        let f = (self.next_u64() >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
-        f64::from(f)
+        self.0.real()
     }
     pub(crate) fn array(&mut self, sizes: &[usize]) -> Array<f64> {
         let len = sizes.iter().product();

@@ -136,7 +136,7 @@ static GPUS: &[MeasuredGpu] = &[
     },
 ];
 
-/// GPUs whose tables answer for another one, nearest first: the same chip, or one with the same multiprocessors.
+/// GPUs whose tables answer for another one, nearest first: the same chip, one with the same multiprocessors, or one that runs the same kernels.
 const STAND_INS: &[(&[&str], &[&str])] = &[
     (
         &[
@@ -152,7 +152,8 @@ const STAND_INS: &[(&[&str], &[&str])] = &[
     (&["B200 SXM", "GB200 (per GPU)"], &["b200_sxm", "b300_sxm"]),
     (&["B300 SXM"], &["b300_sxm", "b200_sxm"]),
     (&["L40S", "L20", "RTX 6000 Ada", "GeForce RTX 4090"], &["l40s"]),
-    (&["A100 SXM 80GB", "A100 PCIe 80GB", "A100 PCIe 40GB"], &["a100_sxm"]),
+    // The rows of experts on A100 are of skewed routers, which do not say how many experts they hit; the kernels are those of H100 (Triton, Marlin).
+    (&["A100 SXM 80GB", "A100 PCIe 80GB", "A100 PCIe 40GB"], &["a100_sxm", "h100_sxm"]),
 ];
 
 /// Whose kernels run.

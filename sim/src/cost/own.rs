@@ -27,6 +27,9 @@ pub struct OwnKernels {
     /// What a command that waits for another stream costs, where that was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub joins: Option<OwnJoins>,
+    /// What a kernel that the host launches takes longer on the device than as a node of a captured graph, picoseconds, where that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eager_gap_ps: Option<u64>,
     /// Exchanges that were measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exchanges: Vec<OwnExchange>,

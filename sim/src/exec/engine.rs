@@ -267,7 +267,9 @@ impl<'a> Engine<'a> {
         let cost = self.priced[rank][index].cost;
         // No node of a stream takes less than getting its kernels started.
         let mut duration = Duration::from_ps(cost.duration_ps).max(self.host.graph_node * u64::from(cost.kernels));
-        if self.host.graphs && !self.commands(rank)[index].waits.is_empty() {
+        if !self.host.graphs {
+            duration += self.host.eager_gap * u64::from(cost.kernels);
+        } else if !self.commands(rank)[index].waits.is_empty() {
             duration += self.host.join;
         }
         let completions = self.rank(rank).gpu.start(slot, &cost, duration, now);

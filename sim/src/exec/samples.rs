@@ -83,6 +83,7 @@ pub(crate) fn program(ranks: &[Vec<Line>], groups: &[&[u32]]) -> (Program, Price
 pub(crate) const CAPTURED: HostCosts = HostCosts {
     graphs: true,
     eager_kernel: Duration::from_ps(7),
+    eager_gap: Duration::ZERO,
     eager_call: Duration::ZERO,
     eager_collective: Duration::from_ps(11),
     graph_launch: Duration::from_ps(100),

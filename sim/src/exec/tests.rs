@@ -34,6 +34,16 @@ fn a_framework_takes_its_time_for_every_kernel() {
 }
 
 #[test]
+fn kernels_that_the_host_launches_take_the_device_longer() {
+    let three = Line { kernels: 3, ..compute(0, 4) };
+    let lines = [vec![compute(0, 4), three, reduce(0, 5, 0)]];
+    let slow = |host: HostCosts| times(&run(&lines, &[&[0]], HostCosts { eager_gap: Duration::from_ps(2), ..host }, 1).unwrap());
+    // 2 more for a kernel, 6 for three, nothing for the exchange, and nothing for nodes of a graph.
+    assert_eq!(slow(EAGER), BTreeMap::from([((0, 0), (7, 13)), ((0, 1), (28, 43)), ((0, 2), (43, 48))]));
+    assert_eq!(slow(CAPTURED), times(&run(&lines, &[&[0]], CAPTURED, 1).unwrap()));
+}
+
+#[test]
 fn an_exchange_keeps_arrival_and_transfer_apart() {
     let trace = run(&[vec![reduce(0, 10, 0)], vec![compute(0, 40), reduce(0, 20, 0)]], &[&[0, 1]], CAPTURED, 1).unwrap();
     assert_eq!(times(&trace), BTreeMap::from([((0, 0), (100, 160)), ((1, 0), (100, 140)), ((1, 1), (140, 160))]));

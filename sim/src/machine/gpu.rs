@@ -86,14 +86,6 @@ impl GpuModel {
         }
         self.memory_reached_bytes_per_s = Some(reached);
     }
-    /// Peak rate of a format.
-    pub fn peak_flops(&self, format: Format) -> Option<&Figure<u64>> {
-        self.flops.iter().find(|rate| rate.format == format).map(|rate| &rate.peak_per_s)
-    }
-    /// The rate large products reach: measured where known, else the peak.
-    pub fn reached_flops(&self, format: Format) -> Option<&Figure<u64>> {
-        self.flops.iter().find(|rate| rate.format == format).map(|rate| rate.reached_per_s.as_ref().unwrap_or(&rate.peak_per_s))
-    }
     /// The memory rate large reads reach: measured where known, else the vendor's.
     pub fn reached_memory(&self) -> &Figure<u64> {
         self.memory_reached_bytes_per_s.as_ref().unwrap_or(&self.memory_bytes_per_s)

@@ -139,8 +139,9 @@ mod tests {
         assert_eq!(server.sm_count, 188);
         assert_eq!(server.memory_bytes_per_s.value, 1_597_000_000_000);
         assert_eq!(server.reached_memory().value, 1_505_000_000_000);
-        assert_eq!(server.reached_flops(Format::Bf16).map(|f| f.value), Some(425_000_000_000_000));
-        assert_eq!(server.peak_flops(Format::Bf16).map(|f| f.value), Some(467_800_000_000_000));
+        let bf16 = server.flops.iter().find(|rate| rate.format == Format::Bf16).unwrap();
+        assert_eq!(bf16.reached_per_s.as_ref().map(|f| f.value), Some(425_000_000_000_000));
+        assert_eq!(bf16.peak_per_s.value, 467_800_000_000_000);
         assert_eq!(server.memory_bytes.value, 102_649_718_374);
     }
 

@@ -157,14 +157,7 @@ pub struct Imported {
 /// If a file is of no known kind, is cut off or contradicts itself, if two files contradict each other, or if together they do not say
 /// how many GPUs there are.
 pub fn import(sources: &[Source], options: &Options) -> Result<Imported, TopologyError> {
-    let mut all = Vec::new();
-    let mut kinds = Vec::new();
-    for source in sources {
-        let found = read(source, options)?;
-        kinds.push((source.label.clone(), found.iter().map(|evidence| evidence.kind).collect()));
-        all.extend(found);
-    }
-    finish(all, kinds, options)
+    finish(Vec::new(), Vec::new(), sources, options)
 }
 
 /// Makes a machine of PCI devices that were listed elsewhere, and of files that refine it.
@@ -173,17 +166,22 @@ pub fn import(sources: &[Source], options: &Options) -> Result<Imported, Topolog
 /// As [`import`]; also if no device is a GPU.
 pub fn from_devices(label: &str, devices: Vec<PciDevice>, sources: &[Source], options: &Options) -> Result<Imported, TopologyError> {
     let place = Place { file: label.to_owned(), line: 1, column: 1 };
-    let mut all = vec![pci::evidence(Kind::Bus, place, devices, options)?];
-    let mut kinds = vec![(label.to_owned(), vec![Kind::Bus])];
+    let all = vec![pci::evidence(Kind::Bus, place, devices, options)?];
+    finish(all, vec![(label.to_owned(), vec![Kind::Bus])], sources, options)
+}
+
+/// The machine of what is known already, `kinds` by label, and of files.
+fn finish(
+    mut all: Vec<Evidence>,
+    mut kinds: Vec<(String, Vec<Kind>)>,
+    sources: &[Source],
+    options: &Options,
+) -> Result<Imported, TopologyError> {
     for source in sources {
         let found = read(source, options)?;
         kinds.push((source.label.clone(), found.iter().map(|evidence| evidence.kind).collect()));
         all.extend(found);
     }
-    finish(all, kinds, options)
-}
-
-fn finish(all: Vec<Evidence>, kinds: Vec<(String, Vec<Kind>)>, options: &Options) -> Result<Imported, TopologyError> {
     let merged = merge::merge(all)?;
     let hidden = hidden::signs(&merged);
     let machine = assemble::machine(merged, &hidden, options)?;

@@ -97,7 +97,7 @@ fn shapes() -> Vec<Shape> {
 
 /// Measures every shape and prints a table.
 pub(crate) fn run(trial: &mut Trial, spec: &ModelSpec, only: Option<&str>, sweep: bool) -> Result<(), Box<dyn Error>> {
-    let mut n = Numbers(7);
+    let mut n = Numbers::new(7);
     for shape in shapes().iter().filter(|s| only.is_none_or(|o| s.name.contains(o))) {
         let node = NodeId(shape.graph.nodes.len() as u32 - 1);
         let experts = matches!(shape.graph.nodes[node].op, Op::Experts { .. });

@@ -6,32 +6,29 @@ use moetwin_kernels::dequant::{decode_e4m3, encode_e4m3};
 use moetwin_kernels::launch::storage::{Extent, Packed, Storage, storage_of};
 use moetwin_kernels::launch::{Element, element_of};
 use moetwin_kernels::reference::{Array, CacheSlot, Data, LocalContext, Turn, in_place, run};
+use moetwin_kernels::splitmix::SplitMix64;
 use moetwin_models::graph::NewTensor;
 use moetwin_models::op::LinearRole;
 use moetwin_models::{DType, Deployment, Dim, Graph, LogitsRows, NodeId, Op, Phase, RankId, Sequence, Step, TensorId, TensorKind};
 use moetwin_models::{WeightFormat, WeightRef, WeightRole};
 use std::error::Error;
 
-/// Deterministic numbers (splitmix64).
-pub(crate) struct Numbers(pub(crate) u64);
+/// Deterministic numbers.
+pub(crate) struct Numbers(SplitMix64);
 
 impl Numbers {
-    pub(crate) fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(SplitMix64(seed))
     }
     pub(crate) fn below(&mut self, n: u64) -> u64 {
-        self.next_u64() % n.max(1)
+        self.0.below(n)
     }
     pub(crate) fn pick<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len() as u64) as usize]
     }
     /// Uniform in -1..1.
     pub(crate) fn real(&mut self) -> f64 {
-        (self.next_u64() >> 40) as f64 / (1u64 << 23) as f64 - 1.0
+        self.0.real()
     }
     pub(crate) fn reals(&mut self, n: usize, scale: f64) -> Vec<f64> {
         (0..n).map(|_| self.real() * scale).collect()

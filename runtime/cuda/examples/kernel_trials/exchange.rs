@@ -51,7 +51,7 @@ pub(crate) fn cases(cubins: &Cubins, search: &moetwin_cuda::Search, family: &Exc
         let mut ranks = Ranks::open(search, cubins, members)?;
         for i in 0..count.div_ceil(3) {
             let seed = seed.wrapping_add(i);
-            let checked = (family.case)(&mut ranks, &mut Numbers(seed), members)?;
+            let checked = (family.case)(&mut ranks, &mut Numbers::new(seed), members)?;
             ranks.free();
             if let Err(e) = checked {
                 return Ok(Err(format!("seed {seed}, {members} ranks: {e}")));

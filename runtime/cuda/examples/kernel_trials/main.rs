@@ -31,7 +31,7 @@ fn cases(trial: &mut Trial, family: &Family, seed: u64, count: u64) -> Result<Re
     trial.keep_to_portable(family.by == By::Portable);
     trial.set_tuning(if family.by == By::OneWarp { Tuning::everywhere(1) } else { Tuning::default() });
     for i in 0..count {
-        let case = (family.draw)(&mut Numbers(seed.wrapping_add(i)));
+        let case = (family.draw)(&mut Numbers::new(seed.wrapping_add(i)));
         match case.check(trial)? {
             Ok(error) => worst = worst.max(error),
             Err(e) => return Ok(Err(format!("seed {}: {e}", seed.wrapping_add(i)))),

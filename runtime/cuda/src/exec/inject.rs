@@ -5,6 +5,7 @@ use super::gpu::{AbortSignal, Address, Call, Captured, Element, Gpu, GpuError, S
 use super::progress::{Board, Doing};
 use super::rank::Notes;
 use moetwin_kernels::launch::{DenseProduct, Launch};
+use moetwin_kernels::splitmix::SplitMix64;
 use moetwin_models::RankId;
 use moetwin_runtime::init::InitPhase;
 use std::fmt;
@@ -61,15 +62,8 @@ pub struct Injection {
 impl Injection {
     /// A fault drawn by a seed among `ranks` ranks.
     pub fn seeded(seed: u64, ranks: u32) -> Self {
-        // SplitMix64 (Steele, Lea, Flood 2014): every bit of the seed decides every draw.
-        let mut state = seed;
-        let mut draw = |below: usize| {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = state;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            ((z ^ (z >> 31)) % below.max(1) as u64) as usize
-        };
+        let mut numbers = SplitMix64(seed);
+        let mut draw = |below: usize| numbers.below(below as u64) as usize;
         let rank = RankId(draw(ranks as usize) as u32);
         let (phase, kind) = (PHASES[draw(PHASES.len())], FaultKind::ALL[draw(FaultKind::ALL.len())]);
         Self { rank, phase, call: draw(16) as u32, kind, or_later: true }

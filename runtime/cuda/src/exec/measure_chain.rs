@@ -15,6 +15,7 @@ use super::measure::CommandTimes;
 use super::progress::What;
 use super::rank::{Loaded, Rank};
 use moetwin_kernels::launch::{Arg, Element, Launch, carrier_of, element_of};
+use moetwin_kernels::splitmix::SplitMix64;
 use moetwin_models::{NodeId, Op};
 use moetwin_runtime::init::InitPhase;
 use moetwin_runtime::{BufferId, Place, Program};
@@ -225,21 +226,14 @@ fn drawn(slots: usize, topk: usize, experts: u32, permille: u32, seed: u64) -> V
     let pool = (u64::from(experts) * u64::from(permille) / 1000).clamp(topk as u64, u64::from(experts).max(topk as u64));
     // Experts of a pool lie apart by a number that shares no factor with how many there are.
     let apart = (u64::from(experts) * 5 / 13 + 1..).find(|n| gcd(*n, u64::from(experts)) == 1).unwrap_or(1);
-    let mut state = seed;
-    let mut next = || {
-        // SplitMix64 (Steele, Lea and Flood, 2014).
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
+    let mut numbers = SplitMix64(seed);
     let mut out = Vec::with_capacity(slots);
     while out.len() < slots {
         let mut token: Vec<i32> = Vec::with_capacity(topk);
-        let from = next() % pool;
+        let from = numbers.below(pool);
         for nth in 0..topk as u64 {
             // What was taken already is passed over.
-            let mut at = if nth == 0 { from } else { next() % pool };
+            let mut at = if nth == 0 { from } else { numbers.below(pool) };
             while token.contains(&((at * apart % u64::from(experts)) as i32)) {
                 at = (at + 1) % pool;
             }

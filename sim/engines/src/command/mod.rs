@@ -9,8 +9,7 @@ mod substitution;
 mod words;
 
 pub use image::{Image, image};
-pub(crate) use nearest::distance;
-pub use nearest::nearest;
+pub use nearest::{distance, nearest};
 pub(crate) use substitution::settle;
 pub use words::{Unclosed, Word, split};
 

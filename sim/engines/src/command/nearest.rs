@@ -13,11 +13,11 @@ pub fn nearest(engine: Engine, written: &str) -> Vec<&'static str> {
     scored.into_iter().take(3).map(|(_, name)| name).collect()
 }
 
-/// Levenshtein distance in characters, on at most the first 100 of each.
-pub(crate) fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().take(100).collect();
+/// Levenshtein distance in characters, on at most the first 200 of each.
+pub fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().take(200).collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().take(100).enumerate() {
+    for (i, ca) in a.chars().take(200).enumerate() {
         let mut diagonal = row[0];
         row[0] = i + 1;
         for (j, cb) in b.iter().enumerate() {
@@ -27,4 +27,16 @@ pub(crate) fn distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances() {
+        for (a, b, d) in [("", "", 0), ("abc", "", 3), ("", "abc", 3), ("kitten", "sitting", 3), ("flaw", "lawn", 2), ("ab", "ba", 2)] {
+            assert_eq!(distance(a, b), d, "{a} {b}");
+        }
+    }
 }
