@@ -4,6 +4,7 @@
 #pragma once
 #include "activation.cuh"
 #include "mma.cuh"
+#include "shape.cuh"
 
 // The rows of a block: pairs `first..last` of `list`, for the local expert; or, where `list` is null, pair `first` alone.
 struct Work {
@@ -28,8 +29,9 @@ __device__ __forceinline__ Work work_of(int unit, const int* ids, const int* off
 }
 
 // Weights of an expert as a stream over a tile: `fused` tiles hold 8 rows of gate and 8 of up, others 16 rows.
+template <int DEPTH>
 struct Bf16Experts {
-    using Bf16Stream = Bf16Rows<2>;
+    using Bf16Stream = Bf16Rows<DEPTH>;
     const bf16* w;
     int rows, cols;
     template <bool FUSED>
@@ -150,15 +152,17 @@ __device__ __forceinline__ void down(const bf16* h, const Experts& experts, cons
     }
 }
 
-// One token: a warp a choice (looping), then the choices' weighted sum in order. Grid: ceil(hidden / 16). Weights ahead of its turn, as `down`.
-template <class Experts>
+// One token: a warp a choice (looping), then the choices' weighted sum in order. The blocks of a cluster share the columns. Grid: CLUSTER *
+// ceil(hidden / 16). Weights ahead of its turn, as `down`.
+template <int CLUSTER, class Experts>
 __device__ __forceinline__ void down_single(const bf16* h, const Experts& experts, const bf16* bias, const int* ids, const float* weights, void* y, int topk,
                                             int expert_start, int local_experts, int f32_out) {
     using W = decltype(experts.template tile<false>(0, 0, 0));
     Pool<W>& pool = pool_of<W>();
     float4* partial = reinterpret_cast<float4*>(&pool);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, q = lane % 4, hidden = experts.rows, inter = experts.cols;
-    float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
+    const int tile = blockIdx.x / CLUSTER, split = CLUSTER == 1 ? 0 : cluster_rank();
+    float total[1][4] = {};
     for (int base = 0; base < topk; base += MMA_WARPS) {
         const int pair = base + warp, expert = pair < topk ? said<true>(ids + pair) - expert_start : -1;
         float acc[1][4] = {};
@@ -166,29 +170,29 @@ __device__ __forceinline__ void down_single(const bf16* h, const Experts& expert
         if (expert >= 0 && expert < local_experts) {
             Tokens<1> tokens;
             tokens.row[0] = h + (size_t)pair * inter;
-            const auto w = experts.template tile<false>(expert, blockIdx.x, g);
-            accumulate<W, 1, true>(pool, w, tokens, 0, 1, acc);
+            const auto w = experts.template tile<false>(expert, tile, g);
+            accumulate<W, 1, true>(pool, w, tokens, split, CLUSTER, acc);
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
-                const int row = min((int)blockIdx.x * 16 + g + c / 2 * 8, hidden - 1);
-                acc[0][c] = weights[pair] * (acc[0][c] + (bias ? f32(bias[(size_t)expert * hidden + row]) : 0.f));
+                const int row = min(tile * 16 + g + c / 2 * 8, hidden - 1);
+                acc[0][c] = weights[pair] * (acc[0][c] + (bias && split == 0 ? f32(bias[(size_t)expert * hidden + row]) : 0.f));
             }
         }
         __syncthreads();
         partial[warp * WARP + lane] = make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
         __syncthreads();
         if (warp == 0)
-            for (int p = 0; p < MMA_WARPS; ++p) total.x += partial[p * WARP + lane].x, total.z += partial[p * WARP + lane].z;
+            for (int p = 0; p < MMA_WARPS; ++p) total[0][0] += partial[p * WARP + lane].x, total[0][2] += partial[p * WARP + lane].z;
         __syncthreads();
     }
-    if (warp != 0 || q != 0) return;
-    const int low = blockIdx.x * 16 + g, high = low + 8;
-    if (f32_out) {
-        if (low < hidden) ((float*)y)[low] = total.x;
-        if (high < hidden) ((float*)y)[high] = total.z;
-    } else {
-        if (low < hidden) ((bf16*)y)[low] = to_bf16(total.x);
-        if (high < hidden) ((bf16*)y)[high] = to_bf16(total.z);
+    reduce_cluster<1, CLUSTER>(partial, total);
+    if (warp != 0 || q != 0 || split != 0) return;
+#pragma unroll
+    for (int c = 0; c < 4; c += 2) {
+        const int row = tile * 16 + g + c / 2 * 8;
+        if (row >= hidden) continue;
+        if (f32_out) ((float*)y)[row] = total[0][c];
+        else ((bf16*)y)[row] = to_bf16(total[0][c]);
     }
 }
 
@@ -207,16 +211,17 @@ __device__ __forceinline__ void down_single(const bf16* h, const Experts& expert
         const int rows = hidden, cols = inter;                                                                                                \
         down<NT>(h, EXPERTS, bias, work_of<true>(8 * NT, nullptr, offsets, active, 0, local_experts), list, y, parts);                                       \
     }
-#define SINGLE(NAME, BLOCKS, PARAMS, EXPERTS)                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(MMA_WARPS * WARP, BLOCKS)                                                                    \
-        experts_down_##NAME##_single(const bf16* h, PARAMS, const bf16* bias, const int* ids, const float* weights, void* y, int hidden,       \
+#define SINGLE(NAME, FORM, CLUSTER, ATTRIBUTE, BLOCKS, PARAMS, EXPERTS)                                                                       \
+    extern "C" __global__ void ATTRIBUTE __launch_bounds__(MMA_WARPS * WARP, BLOCKS)                                                          \
+        experts_down_##NAME##_##FORM(const bf16* h, PARAMS, const bf16* bias, const int* ids, const float* weights, void* y, int hidden,       \
                                      int inter, int topk, int expert_start, int local_experts, int f32_out) { admit_next();                  \
         const int rows = hidden, cols = inter;                                                                                                \
-        down_single(h, EXPERTS, bias, ids, weights, y, topk, expert_start, local_experts, f32_out);                                            \
+        down_single<CLUSTER>(h, EXPERTS, bias, ids, weights, y, topk, expert_start, local_experts, f32_out);                                   \
     }
 #define COMMA ,
 #define BF16_PARAMS const bf16* w
-#define BF16_EXPERTS (Bf16Experts{w, rows, cols})
+#define BF16_EXPERTS (Bf16Experts<2>{w, rows, cols})
+#define BF16_EXPERTS_DEEP (Bf16Experts<3>{w, rows, cols})
 #define INT4_PARAMS const u8* w
 #define INT4_EXPERTS (Int4Experts{w, rows, cols})
 #define FP8_PARAMS const u8 *w COMMA const float *scales COMMA int block_rows COMMA int block_cols

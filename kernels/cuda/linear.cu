@@ -79,11 +79,11 @@ __device__ __forceinline__ void project_mma(const bf16* x, const Weight& weight,
         };                                                                                                                                  \
         project_mma<NT, CLUSTER>(x, weight, bias, y, SHAPE);                                                                                \
     }
-LINEAR_BF16(linear_mma_bf16_1, 1, 3, 1, 4, )
-LINEAR_BF16(linear_mma_bf16_1_many, 1, 2, 1, 4, )
+LINEAR_BF16(linear_mma_bf16_1, 1, 3, 1, 3, )
+LINEAR_BF16(linear_mma_bf16_1_many, 1, 2, 1, 3, )
 LINEAR_BF16(linear_mma_bf16_2, 2, 2, 1, 3, )
 LINEAR_BF16(linear_mma_bf16_2_pair, 2, 2, 2, 3, __cluster_dims__(2, 1, 1))
-LINEAR_BF16(linear_mma_bf16_1_split, 1, 3, 4, 4, __cluster_dims__(4, 1, 1))
+LINEAR_BF16(linear_mma_bf16_1_split, 1, 3, 4, 3, __cluster_dims__(4, 1, 1))
 LINEAR_BF16(linear_mma_bf16_2_split, 2, 2, 4, 3, __cluster_dims__(4, 1, 1))
 
 #define LINEAR_INT4(NAME, NT, BLOCKS)                                                                                                               \

@@ -219,6 +219,8 @@ struct Fp8Stream {
     }
 };
 
+// Steps that token rows are asked for ahead, where there is one tile of them.
+constexpr int TOKENS_AHEAD = 2;
 // Steps first, first + stride, .. of the columns through the warp's stages. The last step may be ragged. EARLY: weights are asked for before the
 // kernel's turn, which then comes.
 template <class W, int NT, bool EARLY = false>
@@ -236,20 +238,26 @@ __device__ __forceinline__ void accumulate(Pool<W>& pool, const W& w, const Toke
     if (EARLY) await_previous();
     to = DEPTH - 1;
     int from = 0;
-    // One tile of tokens in few pieces: those of the next step are asked for a step ahead. More would take registers that blocks need.
-    constexpr bool AHEAD = NT == 1 && W::PIECES < 4;
-    uint4 next[W::PIECES];
-    if (AHEAD && first < steps)
+    // One tile of tokens in few pieces: those of the next steps are asked for ahead. More would take registers that blocks need.
+    constexpr int AHEAD = NT == 1 && W::PIECES < 4 ? TOKENS_AHEAD : 0;
+    uint4 next[AHEAD + 1][W::PIECES];
 #pragma unroll
-        for (int i = 0; i < W::PIECES; ++i) next[i] = x.template at<true>(0, W::column(first, i), w.cols);
+    for (int a = 0; a < AHEAD; ++a)
+        if (first + a * stride < steps)
+#pragma unroll
+            for (int i = 0; i < W::PIECES; ++i) next[a][i] = x.template at<true>(0, W::column(first + a * stride, i), w.cols);
     for (int step = first; step < steps; step += stride) {
         uint4 mine[W::PIECES];
         if (AHEAD) {
 #pragma unroll
-            for (int i = 0; i < W::PIECES; ++i) mine[i] = next[i];
-            if (step + stride < steps)
+            for (int i = 0; i < W::PIECES; ++i) {
+                mine[i] = next[0][i];
 #pragma unroll
-                for (int i = 0; i < W::PIECES; ++i) next[i] = x.template at<true>(0, W::column(step + stride, i), w.cols);
+                for (int a = 1; a < AHEAD; ++a) next[a - 1][i] = next[a][i];
+            }
+            if (step + AHEAD * stride < steps)
+#pragma unroll
+                for (int i = 0; i < W::PIECES; ++i) next[AHEAD - 1][i] = x.template at<true>(0, W::column(step + AHEAD * stride, i), w.cols);
         }
         await_copies<DEPTH - 2>();
         const typename W::Raw now = w.read(stages + from * STAGE);

@@ -444,12 +444,15 @@ impl Plan<'_> {
             self.int(e.local, "experts")?,
             Arg::I32(i32::from(e.f32_out)),
         ]);
-        let kernel = match storages[1] {
-            Storage::Rows(_) => "experts_down_bf16_single",
-            Storage::Int4 { .. } => "experts_down_int4_single",
-            Storage::Fp8 { .. } => "experts_down_fp8_single",
+        let tiles = e.hidden.div_ceil(TILE_ROWS);
+        let (kernel, cluster) = match storages[1] {
+            // Too few blocks to keep the memory busy: two share a tile's columns.
+            Storage::Rows(_) if tiles < FEW_BLOCKS => ("experts_down_bf16_single_pair", 2),
+            Storage::Rows(_) => ("experts_down_bf16_single", 1),
+            Storage::Int4 { .. } => ("experts_down_int4_single", 1),
+            Storage::Fp8 { .. } => ("experts_down_fp8_single", 1),
         };
-        self.rows(experts_source(storages[1]), kernel, e.hidden.div_ceil(TILE_ROWS), 1, 0, args)
+        self.rows(experts_source(storages[1]), kernel, cluster * tiles, 1, 0, args)
     }
 
     /// Rows whose length no tensor-core kernel takes.

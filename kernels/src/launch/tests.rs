@@ -12,8 +12,8 @@ fn defined(kernel: &str, text: &str) -> bool {
         if let Some(tokens) = tokens.strip_prefix("staged_") {
             return text.contains(&format!("_STAGED({format}, {tokens},"));
         }
-        let made = if tokens == "single" { format!("SINGLE({format},") } else { format!("({format}, {tokens},") };
-        return text.contains(&made);
+        let single = if tokens.starts_with("single") { "SINGLE" } else { "" };
+        return text.contains(&format!("{single}({format}, {tokens},"));
     }
     if let Some(held) = kernel.strip_prefix("route_").filter(|h| h.parse::<u32>().is_ok()) {
         return text.contains(&format!("ROUTE_ROWS({held})"));
@@ -62,6 +62,24 @@ fn launches_of_every_model_are_within_limits_and_name_kernels_that_exist() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn few_splits_of_a_token_merge_in_their_kernel() {
+    for (model, context, expected) in [
+        ("qwen3-30b-a3b", 40, &["attend_1"][..]),
+        ("qwen3-30b-a3b", 100, &["attend_1_pair"]),
+        ("qwen3-30b-a3b", 200, &["attend_1_cluster"]),
+        ("qwen3-30b-a3b", 4000, &["attend_1", "attend_combine"]),
+        ("kimi-k2.5", 150, &["attend_4_cluster"]),
+    ] {
+        let spec = zoo::spec(model).unwrap();
+        let graph = plan(&spec, &Step::uniform(Phase::Decode, 1, context), &Deployment::single(), &BuildOptions::default()).unwrap();
+        let attends = |id: &NodeId| matches!(graph.nodes[*id].op, Op::GqaAttention { .. } | Op::MlaDecode { .. });
+        let id = (0..graph.nodes.len() as u32).map(NodeId).find(attends).unwrap();
+        let list = launches(&graph, id, RankId(0)).unwrap().launches;
+        assert_eq!(list.iter().map(|l| l.kernel).collect::<Vec<_>>(), expected, "{model} at {context}");
     }
 }
 

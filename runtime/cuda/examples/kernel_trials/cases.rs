@@ -93,7 +93,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "one token's experts",
         draw: experts_single,
         by: By::Choice,
-        wrong: ("total.z += partial[p * WARP + lane].z", "total.z += partial[lane].z"),
+        wrong: ("total[0][2] += partial[p * WARP + lane].z", "total[0][2] += partial[lane].z"),
     },
     Family { name: "route", draw: routers::route, by: By::Choice, wrong: ("ids[rank] = named[i];", "ids[rank] = named[i] ^ 1;") },
     Family {

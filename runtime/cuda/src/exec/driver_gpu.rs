@@ -16,6 +16,10 @@ use std::time::{Duration, Instant};
 
 /// Dynamic shared memory that a kernel may have without asking for it.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+/// Percent of a multiprocessor's memory that is shared memory, not L1, for every kernel. Left to the driver each kernel gets what it asks for,
+/// and where that changes the next kernel cannot begin while the one before it ends. Steps on an H200 (2026-11-30) at 100 %, at this, and as the
+/// driver chooses: Qwen3-30B-A3B 2.58, 2.62 and 2.64 ms at one token, 11.93, 11.65 and 11.95 at 16, 17.69, 17.43 and 17.69 at 64.
+const SHARED_SHARE: i32 = 72;
 /// Streams of a rank.
 const STREAMS: usize = 2;
 /// Major compute capability of Hopper.
@@ -138,6 +142,11 @@ impl DriverGpu {
         let name = CString::new(launch.kernel).map_err(|e| GpuError::new("kernel name", e.to_string()))?;
         // SAFETY: the module is loaded and stays so as long as this GPU lives.
         let function = unsafe { result::module::get_function(module, name) }.map_err(failed(format!("kernel {}", launch.kernel)))?;
+        // A multiprocessor whose kernels split its memory alike need not become idle between them.
+        let carveout = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the function belongs to a loaded module of this context.
+        unsafe { result::function::set_function_attribute(function, carveout, SHARED_SHARE) }
+            .map_err(failed(format!("shared memory of {}", launch.kernel)))?;
         if launch.shared_bytes > DEFAULT_SHARED_BYTES {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function belongs to a loaded module of this context.

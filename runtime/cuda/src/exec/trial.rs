@@ -297,7 +297,7 @@ impl Placed {
             }
             // Where `parts` stands among the arguments, from the end (SHAPE_PARAMS in shape.cuh, experts.cuh).
             let from_end = match launch.kernel {
-                k if k.ends_with("_split") || k.ends_with("_single") || k.contains("_staged_") => continue,
+                k if k.ends_with("_split") || k.contains("_single") || k.contains("_staged_") => continue,
                 k if k.starts_with("linear_mma_bf16") => 4,
                 k if k.starts_with("experts_gate_up_") => 4,
                 k if k.starts_with("experts_down_") => 1,
