@@ -332,6 +332,7 @@ fn no_flag_is_ignored_in_silence() {
         ("--p2p", "off"),
         ("--kv-dtype", "fp8"),
         ("--allreduce", "one-shot"),
+        ("--fuse-allreduce", "off"),
         ("--nccl-graph", "tuned"),
         ("--matmul", "own"),
         ("--deadline", "5"),

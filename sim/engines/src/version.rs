@@ -150,7 +150,7 @@ impl Version {
         let newest = Self::newest(engine);
         // What follows a comma or stands in parentheses with a name in front belongs to another package: `flashinfer 0.5.3`.
         let own = text.split(',').next().unwrap_or_default();
-        let release = own.split_whitespace().filter(|w| !is_nightly(w)).find_map(release_of).or_else(|| bracketed(own));
+        let release = before_other(own).split_whitespace().filter(|w| !is_nightly(w)).find_map(release_of).or_else(|| bracketed(own));
         let day = pull_day(engine, text).or_else(|| day_of(text));
         let (release, day) = match (release, day) {
             (Some(release), day) => (Some(release), day.unwrap_or_else(|| day_of_release(engine, release))),
@@ -248,6 +248,14 @@ impl Range {
 fn shown(r: Release) -> String {
     let post = if r[3] > 0 { format!(".post{}", r[3]) } else { String::new() };
     format!("{}.{}.{}{post}", r[0], r[1], r[2])
+}
+
+/// What stands before another package in parentheses: `main 2026-06-11 (flashinfer 0.6.12` is a day of main.
+fn before_other(text: &str) -> &str {
+    let Some((before, inside)) = text.split_once('(') else { return text };
+    let inside = inside.to_lowercase();
+    let own = ["sglang", "vllm", "v0", "v1"].iter().any(|w| inside.starts_with(w)) || !inside.starts_with(char::is_alphabetic);
+    if own { text } else { before }
 }
 
 /// `0.5.8.post1`, `v0.22.x`, `0.4.6-0.4.7` (the first), `0.10.1.dev101` (what it leads to).
@@ -350,6 +358,15 @@ mod tests {
     fn of(engine: Engine, text: &str) -> (Option<Release>, u32) {
         let v = Version::parse(engine, text);
         (v.release, v.day)
+    }
+
+    #[test]
+    fn another_package_in_parentheses_is_not_the_engine() {
+        let of = |text: &str| Version::parse(Engine::Vllm, text);
+        let main = of("main 2026-06-11 (flashinfer 0.6.12, cu130)");
+        assert_eq!((main.release, main.day), (None, 20260611));
+        assert_eq!(of("nightly image (vllm 0.22.1)").release, Some([0, 22, 1, 0]));
+        assert_eq!(of("0.22.x (2026-06)").release, Some([0, 22, 0, 0]));
     }
 
     #[test]

@@ -101,9 +101,28 @@ fn backends_ask_for_what_they_need() {
     let sparse = "python -m sglang.launch_server --model-path x/GLM-5-NVFP4 --tp 8 --quantization modelopt_fp4 --mem-fraction-static 0.9";
     assert_eq!(broken(Engine::Sglang, "main 2026-03-20", PRO_6000, sparse), "sparse_attention_has_kernels");
     assert_eq!(broken(Engine::Sglang, "main 2026-03-20", PRO_6000, &format!("{sparse} --attention-backend flashinfer")), "");
+    let compiled = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3.2 --tp 8 --enable-torch-compile";
+    assert_eq!(broken(Engine::Sglang, "0.5.6", H200, compiled), "sparse_attention_is_not_compiled");
+    assert_eq!(broken(Engine::Sglang, "0.5.10", H200, compiled), "");
+    let fp4 = "vllm serve nvidia/Llama-3.3-70B-Instruct-NVFP4 --max-model-len 8192";
+    assert_eq!(broken(Engine::Vllm, "0.9.2", PRO_6000, fp4), "nvfp4_gemm_has_kernels");
+    assert_eq!(broken(Engine::Vllm, "0.12.0", PRO_6000, fp4), "");
     let mxfp8 = "sglang serve --model-path MiniMaxAI/MiniMax-M3-MXFP8 --tp 8";
     assert_eq!(broken(Engine::Sglang, "0.5.20", PRO_6000, mxfp8), "mxfp8_experts_have_kernels");
     assert_eq!(broken(Engine::Sglang, "0.5.20", H200, mxfp8), "");
+}
+
+/// Newer names of what older ones say.
+#[test]
+fn newer_flags_mean_what_older_ones_did() {
+    let with = |more: &str| {
+        let command = format!("python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8 {more}");
+        ask(Engine::Sglang, "0.5.23", H200, &command)
+    };
+    let (older, newer) = (with("--dp-size 8 --enable-dp-attention"), with("--attn-dp-size 8"));
+    assert_eq!((older.numbers.get("kv_tokens"), older.invariant.as_str()), (newer.numbers.get("kv_tokens"), newer.invariant.as_str()));
+    assert_ne!(newer.numbers.get("kv_tokens"), with("").numbers.get("kv_tokens"));
+    assert_eq!(with("--attn-dp-size 3").invariant, "tp_divisible_by_attention_dp");
 }
 
 #[test]
@@ -140,4 +159,12 @@ fn pruned_checkpoints_are_smaller() {
     let one: Machine = ("NVIDIA RTX PRO 6000 Blackwell (SM120)", 1);
     assert_eq!(broken(Engine::Sglang, "0.5.9", one, &command("x/MiniMax-M2.5-REAP-139B-A10B-NVFP4")), "");
     assert_eq!(broken(Engine::Sglang, "0.5.9", one, &command("x/MiniMax-M2.5-NVFP4")), "weights_fit");
+}
+
+/// Scales of whole tensors have no blocks that an expert's width must fill.
+#[test]
+fn scales_of_whole_tensors_divide_anything() {
+    let of = |model: &str| broken(Engine::Vllm, "0.19.0", H100, &format!("vllm serve {model} -tp 4 --max-model-len 32768"));
+    assert_eq!(of("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8"), "");
+    assert_eq!(of("stepfun-ai/Step-3.5-Flash-FP8"), "expert_width_divisible_by_block");
 }

@@ -161,6 +161,10 @@ mod tests {
             ("lukealonso/MiniMax-M2.5-REAP-139B-A10B-NVFP4", 139.0),
             ("cerebras/GLM-4.5-Air-REAP-82B-A12B-FP8", 82.0),
             ("google/gemma-3-27b-it", 27.4),
+            ("google/gemma-3-12b-it", 12.2),
+            ("meta-llama/Llama-3.2-3B-Instruct", 3.2),
+            ("Qwen/Qwen3-VL-32B-Instruct", 33.4),
+            ("stepfun-ai/step3-fp8", 316.0),
         ] {
             let model = named(name, "");
             let parts = Parts::of(&model).unwrap_or_else(|| panic!("{name}"));

@@ -79,12 +79,13 @@ impl Row {
         model
     }
 
-    /// What published checkpoints of this model in a scheme are like: `fp8=channel` has scales per output channel instead of blocks,
+    /// What published checkpoints of this model in a scheme are like: `fp8=channel` has scales per output channel instead of blocks, `fp8=tensor` one a tensor,
     /// `nvfp4=w4a16` leaves activations in 16 bit.
     pub(super) fn refine(&self, model: &mut Model) {
-        if self.text("fp8") == Some("channel") && model.weights.method == "fp8" {
+        let scales = self.text("fp8").filter(|_| model.weights.method == "fp8");
+        if let Some(whole) = scales {
             model.weights.block = None;
-            model.weights.checkpoint_method = Some("compressed-tensors".to_owned());
+            model.weights.checkpoint_method = Some(if whole == "tensor" { "modelopt" } else { "compressed-tensors" }.to_owned());
         }
         if self.text("nvfp4") == Some("w4a16") && model.weights.method == "nvfp4" {
             model.weights.weight_only = true;

@@ -190,10 +190,37 @@ fn find_start(words: &[Word]) -> Option<Start> {
                 let skip = if text(i + 1) == "serve" { 2 } else { 1 };
                 image = Some(Start { engine: Engine::Vllm, front: i, arguments: i + skip, tag });
             }
+            _ if image.is_none() && serves(words, i) => {
+                let skip = if text(i + 1) == "serve" { 2 } else { 1 };
+                image = Some(Start { engine: Engine::Vllm, front: i, arguments: i + skip, tag: image_tag(words, i + 1) });
+            }
             _ => {}
         }
     }
     image
+}
+
+/// Whether a word is somebody's own image of vLLM, of which the entry point is the server as well: it is the image of a `docker run`, has `vllm` in its
+/// name, and a model follows.
+fn serves(words: &[Word], at: usize) -> bool {
+    let text = |i: usize| words.get(i).map_or("", |w| w.text.as_str());
+    let run = words[..at].windows(2).any(|w| matches!(w[0].text.as_str(), "docker" | "podman" | "nerdctl") && w[1].text == "run");
+    let option = text(at).starts_with('-') || text(at).contains('=');
+    // What stands behind an option with a value is that value.
+    let behind = at > 0 && {
+        let before = text(at - 1);
+        before.starts_with('-')
+            && !matches!(before, "-d" | "-it" | "-ti" | "-i" | "-t" | "--rm" | "--init" | "--privileged" | "--detach")
+            && !before.contains('=')
+    };
+    let next = text(at + 1);
+    let model = matches!(next, "--model" | "serve")
+        || next.contains('/') && !next.starts_with('-') && !next.contains([':', '=']) && is_flag_text(text(at + 2));
+    run && !option && !behind && text(at).contains("vllm") && model
+}
+
+fn is_flag_text(word: &str) -> bool {
+    word.starts_with("--")
 }
 
 /// The tag of an engine's image among the words before `end`.
@@ -417,6 +444,15 @@ mod tests {
         assert_eq!((entry.model.as_deref(), entry.image_tag.as_deref()), (Some("m"), Some("cu130-nightly")));
         let compose = of("image: vllm/vllm-openai:v0.11.0\nenvironment:\n  - A=1\ncommand: [\"--model\", \"m\", \"-tp\", \"2\"]\n");
         assert_eq!((compose.model.as_deref(), compose.value("--tensor-parallel-size")), (Some("m"), Some("2")));
+        for (own, tag) in
+            [("someone/vllm-mtp:latest", Some("latest")), ("registry.io/x/vllm-sm89:0.28.1-cu130", Some("0.28.1-cu130")), ("my-vllm", None)]
+        {
+            let own = of(&format!("docker run -d --gpus all -v /a/vllm:/b --name vllm-x -e A=1 {own} --model m -tp 4"));
+            assert_eq!((own.model.as_deref(), own.value("--tensor-parallel-size"), own.image_tag.as_deref()), (Some("m"), Some("4"), tag));
+        }
+        let path = of("docker run --gpus all x/vllm-fork:1 /models/a --tensor-parallel-size 2");
+        assert_eq!((path.model.as_deref(), path.value("--tensor-parallel-size")), (Some("/models/a"), Some("2")));
+        assert_eq!(parse("docker run --name vllm-x ubuntu ls --model", &Version::newest(Engine::Vllm)), Err(CommandError::NoEngine));
         let v = of("docker run --rm vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-30B-A3B -tp 2");
         assert_eq!(
             (v.engine, v.model.as_deref(), v.image_tag.as_deref()),

@@ -294,6 +294,7 @@ const COUNTS: &[&str] = &[
     "--pp-size",
     "--dp-size",
     "--ep-size",
+    "--attn-dp-size",
     "--nnodes",
     "--tensor-parallel-size",
     "--pipeline-parallel-size",

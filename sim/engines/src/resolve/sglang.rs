@@ -54,6 +54,11 @@ fn sizes(d: &mut Draft<'_>) {
     d.settings.dcp = d.count("--dcp-size").unwrap_or(1);
     d.settings.nodes = d.count("--nnodes").unwrap_or(1);
     d.settings.dp_attention = d.on("--enable-dp-attention");
+    // From 0.5.22 on attention data parallelism has a size of its own, and `--dp-size N --enable-dp-attention` is the older way to say it.
+    if let Some(groups) = d.count("--attn-dp-size") {
+        d.settings.dp = groups;
+        d.settings.dp_attention = true;
+    }
 }
 
 fn retired(d: &mut Draft<'_>) {
@@ -87,8 +92,9 @@ fn plain(d: &mut Draft<'_>) {
     d.settings.disaggregation = d.word("--disaggregation-mode").filter(|m| *m != "null").map(str::to_owned);
     d.settings.custom_all_reduce = !d.on("--disable-custom-all-reduce");
     d.settings.shared_experts_fusion = !d.on("--disable-shared-experts-fusion");
-    d.settings.language_only = d.on("--language-only");
-    d.settings.graphs.enabled = !d.on("--disable-cuda-graph") && !d.on("--disable-decode-cuda-graph");
+    d.settings.language_only = d.on("--language-only") || d.on("--language-model-only");
+    let disabled = d.word("--cuda-graph-backend-decode") == Some("disabled");
+    d.settings.graphs.enabled = !d.on("--disable-cuda-graph") && !d.on("--disable-decode-cuda-graph") && !disabled;
     d.settings.graphs.piecewise = d.on("--enable-piecewise-cuda-graph");
 }
 

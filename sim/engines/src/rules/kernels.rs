@@ -98,6 +98,20 @@ pub(super) const RULES: &[Rule] = &[
         check: nvfp4_shared_memory,
     },
     Rule {
+        name: "nvfp4_gemm_has_kernels",
+        engine: VLLM,
+        range: Range::until("0.10.1"),
+        source: "reports of 0.9.2 on SM120: the FP4 product is not compiled for it; that 0.10.1 is the first with kernels of SM120 is assumed from release notes",
+        check: nvfp4_dense,
+    },
+    Rule {
+        name: "sparse_attention_is_not_compiled",
+        engine: SGL,
+        range: Range::between("0.5.3", "0.5.9"),
+        source: "two reports, of V3.2-Exp on 0.5.3 and of V3.2 on 0.5.6: capture fails with --enable-torch-compile and not without; the release that ended it is assumed",
+        check: compiled_sparse,
+    },
+    Rule {
         name: "nvfp4_gemm_initializes_on_sm121",
         engine: VLLM,
         range: Range::until("0.17.0"),
@@ -411,6 +425,27 @@ fn trtllm_sparse(launch: &Launch<'_>) -> Vec<Finding> {
         .skip(1)
         .fold(Fix::remove(given.first().copied().unwrap_or("--dsa-decode-backend")), |fix, flag| fix.and(Fix::remove(flag)));
     vec![finding.fix(fix)]
+}
+
+fn nvfp4_dense(launch: &Launch<'_>) -> Vec<Finding> {
+    if launch.sm() / 10 != 12 || !launch.scheme(&["nvfp4", "modelopt_fp4"]) {
+        return Vec::new();
+    }
+    let message = format!(
+        "the NVFP4 products of this version are compiled for SM100, and this is SM{}: the profile run ends at the first",
+        launch.sm()
+    );
+    vec![unsupported(Phase::Warmup, "nvfp4_gemm_has_kernels", message).fix(Fix::version("0.12.0", "it has kernels for SM120"))]
+}
+
+fn compiled_sparse(launch: &Launch<'_>) -> Vec<Finding> {
+    if !launch.on("--enable-torch-compile") || !indexer(launch) || dense_backend_asked(launch) || !launch.settings.graphs.enabled {
+        return Vec::new();
+    }
+    let message = "--enable-torch-compile compiles the decode step before it is captured, and sparse attention cannot be compiled in this version: capture fails";
+    let finding = Finding::fails(Phase::GraphCapture, Kind::FlagConflict, "sparse_attention_is_not_compiled", message)
+        .argument("--enable-torch-compile");
+    vec![finding.fix(Fix::remove("--enable-torch-compile"))]
 }
 
 fn fp4_indexer(launch: &Launch<'_>) -> Vec<Finding> {
