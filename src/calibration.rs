@@ -161,7 +161,7 @@ pub(crate) fn kernel_rows<H: Host>(
                 let routed = choices == Choices::Routed;
                 let often = Repetitions { replays: 8, eager: if routed { EAGER } else { 0 }, windows: 12, choices };
                 let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
-                found.rows.extend(times.iter().flat_map(|t| kernels_of(&program, t, points, false)));
+                found.rows.extend(kernels_of(&program, &times, points, false));
                 if routed {
                     found.forked.extend(Forked::of(&program, &times, false));
                     found.eager.extend(Eager::of(&program, &times));
@@ -193,18 +193,20 @@ fn step_program(spec: &ModelSpec, step: &Step, deployment: &Deployment, fuse_sum
     verified(with_sums_fused(graph, fuse_sums)?)
 }
 
-/// What a measured step says of the kernels in it: what each adds to the captured step on one stream. `peers`: whether the other ranks ran too.
-fn kernels_of(program: &Program, times: &RankTimes, points: &Points, peers: bool) -> Vec<OwnRow> {
-    let rank = RankId(times.rank);
-    let commands = program.ranks.get(rank).map_or(&[][..], |rp| &rp.commands);
-    let layers = chosen(program, std::slice::from_ref(times));
-    let routing = RecordedRouting::new(layers, SampledRouting::new(Distribution::Uniform, points.seed));
+/// What a measured step says of the kernels in it: what each adds to the captured step on one stream. `peers`: whether the other ranks ran too; where
+/// each routes tokens of its own, what all of them chose decides what an expert does.
+fn kernels_of(program: &Program, times: &[RankTimes], points: &Points, peers: bool) -> Vec<OwnRow> {
+    let routing = RecordedRouting::new(chosen(program, times), SampledRouting::new(Distribution::Uniform, points.seed));
     let mut rows = Vec::new();
-    for (command, found) in commands.iter().zip(times.commands_ps()).filter(|(c, _)| c.action == Action::Compute) {
-        let Some(time_ps) = found.map(|ps| ps.max(points.least_ps)) else { continue };
-        let Ok(facts) = facts(&program.graph, command.id.node, rank, &routing) else { continue };
-        let work = OwnWork::of(&program.graph, command.id.node, rank, &facts);
-        rows.extend(work.map(|work| OwnRow { work: OwnWork { peers, ..work }, time_ps }));
+    for of_rank in times {
+        let rank = RankId(of_rank.rank);
+        let commands = program.ranks.get(rank).map_or(&[][..], |rp| &rp.commands);
+        for (command, found) in commands.iter().zip(of_rank.commands_ps()).filter(|(c, _)| c.action == Action::Compute) {
+            let Some(time_ps) = found.map(|ps| ps.max(points.least_ps)) else { continue };
+            let Ok(facts) = facts(&program.graph, command.id.node, rank, &routing) else { continue };
+            let work = OwnWork::of(&program.graph, command.id.node, rank, &facts);
+            rows.extend(work.map(|work| OwnRow { work: OwnWork { peers, ..work }, time_ps }));
+        }
     }
     rows
 }
@@ -407,6 +409,10 @@ mod tests {
         assert!(found.kernels.iter().all(|r| r.work.peers), "{:?}", found.kernels);
         let (linear, norm) =
             (found.kernels.iter().any(|r| r.work.op == "linear"), found.kernels.iter().any(|r| r.work.op.ends_with("rms_norm")));
+        // On the fake all tokens choose the same experts, all on rank 0: of 9 and 2 sequences it has every pair and its peer none.
+        let pairs: std::collections::BTreeSet<u64> =
+            found.kernels.iter().filter(|r| r.work.op == "experts").map(|r| r.work.tokens).collect();
+        assert_eq!(pairs.into_iter().collect::<Vec<_>>(), [0, 4, 2 * 4, 9 * 4]);
         assert!(linear && norm && kernel_rows_alone(&host, &spec).iter().all(|r| !r.work.peers));
         assert!(!nccl.is_empty() && nccl.iter().all(|r| r.ranks == 2 && r.time_ps.abs_diff(EXCHANGE_PS) < EXCHANGE_PS / 10), "{sums:?}");
         // The embedding's sum alone, the layers' with their norms.

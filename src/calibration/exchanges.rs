@@ -104,7 +104,7 @@ fn one_way<H: Host>(
         let often = Repetitions { replays: 8, eager: 0, windows: 12, choices: Choices::Routed };
         let times = executor.measure(key, &inputs_of(&step, spec, points), often).map_err(running)?;
         found.rows.extend(rows_of(&program, &times, ways, library, points.seed));
-        found.kernels.extend(times.iter().flat_map(|t| kernels_of(&program, t, points, true)));
+        found.kernels.extend(kernels_of(&program, &times, points, true));
         if library == Library::Nccl {
             found.forked.extend(Forked::of(&program, &times, true));
         }
