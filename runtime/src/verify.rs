@@ -1,5 +1,7 @@
 //! The program verifier: recomputes from the commands alone that streams and events order every pair of accesses that must be ordered,
-//! that all ranks issue the same collectives in the same order, and that sends meet their receives.
+//! that all ranks issue the same collectives in the same order, that sends meet their receives, and that ranks do not wait for each other in a circle.
+
+mod waits;
 
 use crate::program::{Action, BufferId, Command, EventId, Place, Program, RankProgram, StreamId};
 use moetwin_models::RankId;
@@ -62,6 +64,14 @@ pub enum ProgramFault {
         /// Where.
         detail: String,
     },
+    /// Commands of several ranks wait for each other.
+    #[error("{count} commands wait for each other in a circle, so no rank finishes: {commands}")]
+    Circle {
+        /// The first of them, printed.
+        commands: String,
+        /// How many there are.
+        count: usize,
+    },
 }
 
 /// Every fault of a program.
@@ -81,6 +91,7 @@ pub fn verify(program: &Program) -> Result<(), Vec<ProgramFault>> {
     }
     check_collectives(program, &mut faults);
     check_sends(program, &mut faults);
+    waits::check_waits(program, &mut faults);
     if faults.is_empty() { Ok(()) } else { Err(faults) }
 }
 
