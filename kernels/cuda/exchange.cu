@@ -203,7 +203,7 @@ __device__ __forceinline__ void sum_and_norm(const bf16* in, const bf16* residua
 
 // A row of 7168 sent and received by one multiprocessor takes 3 us longer than one of 2048, so four share a wide row.
 #define SUM_AND_NORM(name, parts, attributes)                                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(256) attributes name(const bf16* in, const bf16* residual, const bf16* weight, bf16* y, bf16* sum, const Peers* peers,  \
+    extern "C" __global__ void __launch_bounds__(256, 1) attributes name(const bf16* in, const bf16* residual, const bf16* weight, bf16* y, bf16* sum, const Peers* peers,  \
                                                                       Control* control, const u32* stop, Fault* fault, int command, int rank, int ranks, int n,       \
                                                                       float eps, u64 capacity, u64 bound) {                                                          \
         sum_and_norm<parts>(in, residual, weight, y, sum, peers, control, stop, fault, command, rank, ranks, n, eps, capacity, bound);                                \

@@ -126,6 +126,9 @@ struct Inputs<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     kernels: Option<&'a str>,
     speculation: Option<(&'a str, u32, &'a [f64])>,
+    /// Nothing where sums stay apart from norms, as they always did.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    sums_fused: bool,
     seed: u64,
 }
 
@@ -143,6 +146,7 @@ pub(crate) fn json(p: &Prediction) -> Result<SimJson<'_>, Failure> {
         histogram,
         kernels: s.kernel_folder.as_ref().map(|folder| folder.digest.as_str()),
         speculation: s.speculation.as_ref().map(|plan| (plan.kind, plan.drafted, plan.acceptance.per_position())),
+        sums_fused: s.fuses_sums(),
         seed: s.seed,
     };
     let digest = digest(&inputs).map_err(|e| Failure::Running(format!("could not digest the inputs: {e}")))?;

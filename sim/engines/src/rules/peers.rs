@@ -78,7 +78,8 @@ pub(super) const RULES: &[Rule] = &[
         name: "symmetric_memory_sees_whole_fabric",
         engine: VLLM,
         range: Range::since("0.11.0"),
-        source: "reports: VLLM_ALLREDUCE_USE_SYMM_MEM on a subset of an NVSwitch host hangs in rendezvous; the first release is assumed",
+        source: "vllm-project/vllm 38550: VLLM_ALLREDUCE_USE_SYMM_MEM on a subset of an NVSwitch host of B200 hangs in rendezvous, as if the whole fabric took \
+                 part; nobody says so of Hopper; the first release is assumed",
         check: fabric_subset,
     },
     Rule {
@@ -359,7 +360,7 @@ fn fabric_subset(launch: &Launch<'_>) -> Vec<Finding> {
         || launch.hardware.interconnect != Interconnect::Nvlink
         || visible >= host
         || host <= 4
-        || launch.sm() < 90
+        || launch.sm() < 100
     {
         return Vec::new();
     }
