@@ -6,6 +6,7 @@ use crate::prediction::{Prepared, fullest, pace};
 use crate::resolve::Model;
 use crate::scenario::Scenario;
 use crate::table::bytes;
+use moetwin::kernels::launch::one_shot::fuses;
 use moetwin::models::{Deployment, Phase};
 use moetwin::sim::exec::SimMemory;
 use moetwin::sim::machine::Machine;
@@ -161,7 +162,7 @@ pub(crate) fn run(
     known: &BTreeMap<String, Row>,
     on_row: OnRow<'_>,
 ) -> Result<Vec<Row>, Failure> {
-    let groups: Vec<&[Point]> = points.chunk_by(|a, b| a.same_program(b)).collect();
+    let groups: Vec<&[Point]> = points.chunk_by(|a, b| a.same_program(b, model.spec.hidden)).collect();
     let next = AtomicUsize::new(0);
     let found: Mutex<BTreeMap<usize, Vec<Row>>> = Mutex::new(BTreeMap::new());
     let failed: Mutex<Option<Failure>> = Mutex::new(None);
@@ -234,8 +235,16 @@ fn rejection<T>(result: Result<T, Failure>) -> Result<Result<T, String>, Failure
 }
 
 impl Point {
-    /// Whether another point differs only in what its program is run with.
-    fn same_program(&self, other: &Point) -> bool {
+    /// Whether sums may be fused with the norms behind them: by our kernel, and where the rows that every rank has at least are not too many already for
+    /// the fewest ranks.
+    fn may_fuse(&self, width: u64) -> bool {
+        let a = &self.args;
+        let ways = a.replicas.unwrap_or(1).max(1) * a.dp_attention.unwrap_or(1).max(1);
+        let rows = u64::from(a.batch.unwrap_or(1).div_ceil(ways));
+        a.allreduce == Some(AllReduceKind::OneShot) && a.fuse_allreduce != Some(Switch::Off) && fuses(2, rows, width)
+    }
+    /// Whether another point differs only in what its program is run with, in a model of rows of this width.
+    fn same_program(&self, other: &Point, width: u64) -> bool {
         let key = |p: &Point| {
             let a = &p.args;
             (
@@ -248,8 +257,7 @@ impl Point {
                 a.a2a.map(word),
                 a.batch,
                 a.graphs.map(word),
-                // Our kernel fuses sums with norms.
-                (a.allreduce == Some(AllReduceKind::OneShot), a.fuse_allreduce.map(word), a.spec.map(|s| s.to_string())),
+                (p.may_fuse(width), a.spec.map(|s| s.to_string())),
             )
         };
         key(self) == key(other)

@@ -168,3 +168,20 @@ fn scales_of_whole_tensors_divide_anything() {
     assert_eq!(of("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8"), "");
     assert_eq!(of("stepfun-ai/Step-3.5-Flash-FP8"), "expert_width_divisible_by_block");
 }
+
+#[test]
+fn a_context_longer_than_the_models_needs_leave() {
+    let with = |version: &str, before: &str, more: &str| broken(Engine::Sglang, version, H100, &format!("{before} {QWEN} {more}"));
+    let invariant = "max_model_len_within_positions";
+    for (version, before, more, expected) in [
+        ("0.5.23", "", "--context-length 40960", ""),
+        ("0.5.23", "", "--context-length 40961", invariant),
+        ("0.5.23", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1", "--context-length 40961", ""),
+        // What overrides the configuration may bring more positions.
+        ("0.5.23", "", "--context-length 131072 --json-model-override-args '{\"max_position_embeddings\": 131072}'", ""),
+        // This release warns.
+        ("0.4.8", "", "--context-length 40961", ""),
+    ] {
+        assert_eq!(with(version, before, more), expected, "{version} {before} {more}");
+    }
+}

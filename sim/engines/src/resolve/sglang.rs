@@ -72,6 +72,21 @@ fn retired(d: &mut Draft<'_>) {
     }
 }
 
+/// `configs/model_config.py`, `_derive_context_length`: a longer context than the model's raises unless a variable allows it. Releases before did so, or
+/// only warned (0.4.8), as the variable's default was; between 0.4.8 and 0.5.23 it is not known here when that changed.
+fn positions(d: &mut Draft<'_>) {
+    let (Some(len), Some(most)) = (d.settings.max_model_len, d.model.max_positions) else { return };
+    let allowed = d.settings.env_on("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
+        || d.settings.has("--json-model-override-args")
+        || !d.settings.version.at_least("0.5.23");
+    // A table's figure is no ground for a refusal; the configuration's is.
+    if len > most && !allowed && d.model.spec.is_some() && !d.model.source.starts_with("taken as") {
+        let message = format!("--context-length {len} is above the model's {most} positions");
+        let finding = conflict("max_model_len_within_positions", message).argument("--context-length");
+        d.findings.push(finding.fix(Fix::set("--context-length", most)).fix(Fix::env("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "1")));
+    }
+}
+
 fn plain(d: &mut Draft<'_>) {
     if let Some(backend) = d.word("--moe-a2a-backend") {
         d.settings.a2a = backend.to_owned();
@@ -83,6 +98,7 @@ fn plain(d: &mut Draft<'_>) {
     d.settings.kv_dtype = d.word("--kv-cache-dtype").unwrap_or("auto").to_owned();
     d.settings.fraction_given = d.number("--mem-fraction-static");
     d.settings.max_model_len = d.length("--context-length");
+    positions(d);
     d.settings.max_total_tokens = d.length("--max-total-tokens");
     d.settings.max_prefill_tokens = d.length("--max-prefill-tokens").unwrap_or(16384);
     d.settings.cpu_offload_gib = d.number("--cpu-offload-gb").unwrap_or(0.0);
