@@ -42,3 +42,8 @@ fn every_built_in_machine_prints_a_matrix_that_imports_to_its_classes() {
         check_printed(&machine);
     }
 }
+
+#[test]
+fn a_log_that_names_no_gpus_may_stand_beside_a_file_that_does() {
+    moetwin_cases::check_import_log(b"# gpus size count time `lgbw busbw\n.0 0.2 0.2\n 0 1024 512 9.0 0.1 400.2\n");
+}
