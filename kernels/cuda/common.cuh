@@ -28,6 +28,9 @@ __device__ __forceinline__ void take_turn_first() {
     admit_next();
 }
 
+// An address of shared memory, as instructions take it.
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
 __device__ __forceinline__ float f32(bf16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float f32(float x) { return x; }
 __device__ __forceinline__ bf16 to_bf16(float x) { return __float2bfloat16_rn(x); }

@@ -9,7 +9,6 @@ constexpr int THREADS = 256, WARPS = THREADS / WARP, HEADS = 16, ROWS = 64, PAD 
 constexpr int TEAM = THREADS / HEADS, TEAM_ROWS = ROWS / TEAM;
 constexpr int SCORE_STRIDE = ROWS + 4, WEIGHT_STRIDE = ROWS + PAD;
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void copy16(void* to, const void* from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0));
 }
@@ -73,15 +72,6 @@ __device__ __forceinline__ void soften(const float* scores, bf16* weights, float
     const float old = seen.top == -INF ? 0.f : __expf(seen.top - top);
     seen = Seen{top, seen.sum * old + sum};
     if (part == 0) keep[head] = old;
-}
-
-// (top, sum) of a head in another block of the cluster.
-__device__ __forceinline__ float2 cluster_load(const float2* local, u32 rank) {
-    u32 remote;
-    float2 v;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(local)), "r"(rank));
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(remote));
-    return v;
 }
 
 // The splits of a token are the blocks of a cluster: each merges a part of the columns of all heads, over the splits in order. `sums` holds a

@@ -159,14 +159,6 @@ __device__ __forceinline__ void sum_values(Shared& s, const Share& share, int ha
 __device__ __forceinline__ float4* room(Shared& s) { return reinterpret_cast<float4*>(s.tiles); }
 static_assert(sizeof(float4) * SUMS / 4 * 2 * GROUP <= sizeof(Shared::tiles));
 
-__device__ __forceinline__ float2 cluster_load(const float2* local, u32 rank) {
-    u32 remote;
-    float2 v;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(local)), "r"(rank));
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(remote));
-    return v;
-}
-
 // The splits of a token are the blocks of a cluster: each merges a part of the columns, over all splits in order.
 template <int CLUSTER>
 __device__ __forceinline__ void merge_cluster(Shared& s, const float (&acc)[SUMS], bf16* out, int held, int group) {

@@ -2,8 +2,6 @@
 #pragma once
 #include "experts.cuh"
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
 // NT tiles of eight tokens, CHUNK steps of columns a buffer; rows are 64 bytes longer, so that two tokens' pieces lie in different banks.
 template <class W, int NT>
 struct Staged {

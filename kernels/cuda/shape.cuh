@@ -42,6 +42,14 @@ __device__ __forceinline__ float4 cluster_load(const float4* local, u32 rank) {
     return v;
 }
 
+__device__ __forceinline__ float2 cluster_load(const float2* local, u32 rank) {
+    u32 remote;
+    float2 v;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(local)), "r"(rank));
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(remote));
+    return v;
+}
+
 __device__ __forceinline__ void cluster_store(float* local, u32 rank, float v) {
     u32 remote;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"((u32)__cvta_generic_to_shared(local)), "r"(rank));

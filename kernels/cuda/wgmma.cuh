@@ -7,7 +7,6 @@ constexpr int GROUP = 128;
 // A row of an operand's block of 64 columns. Its eight pieces of 16 bytes are exchanged by the row's number, as wgmma expects it.
 constexpr int ROW_BYTES = 128;
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 // Where piece `piece` of row `row` of a block lies.
 __device__ __forceinline__ int swizzled(int row, int piece) { return row * ROW_BYTES + ((piece ^ (row & 7)) << 4); }
 __device__ __forceinline__ void copy16(u32 to, const void* from, bool there) {
