@@ -289,11 +289,6 @@ fn vllm_pool(settings: &Settings, model: &Model, ledger: &Ledger) -> Option<Find
     if ledger.pool + margin > 0.0 && required <= ledger.pool + margin {
         return (required > ledger.pool || ledger.pool <= 0.0).then(|| close_call(ledger, required));
     }
-    // Builds of one's own bring a length of their own: those of the model's whole length hold no request on the cards that they are made for.
-    let own = settings.max_model_len.is_none() && ["custom", "fork"].iter().any(|w| settings.version.says(w));
-    if own && ledger.pool > 0.0 && cost.is_some_and(|c| longest(&c, ledger.pool / stages * GIB) >= 32_768.0) {
-        return Some(close_call(ledger, required));
-    }
     let budget = ledger.total * ledger.fraction;
     let profile = ledger.profile.total();
     let workspace = ledger.profile.workspace;
